@@ -1,0 +1,1 @@
+"""Attacks that solve instead of search."""

@@ -1,0 +1,1 @@
+"""What descent is made of: labels, spaces, objectives, priors, directions, projections, schedules, optimisers."""

@@ -1,0 +1,1 @@
+"""One paper, one file: a function that returns a composition."""

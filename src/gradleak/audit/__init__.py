@@ -1,0 +1,1 @@
+"""From a question to a verdict: plan, run, store, check, judge."""

@@ -1,0 +1,62 @@
+"""A whole audit: begin or go on, run every cell that is not finished, show how far it is."""
+
+import fcntl
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gradleak.audit.plan import Audit, from_table, read
+from gradleak.audit.store import Run
+from gradleak.engines import here, processes
+from gradleak.errors import UsageError
+
+
+def load(path: Path | None) -> Audit:
+    """The audit in a file, or the quickstart that comes with the package."""
+    if path is not None:
+        return read(path)
+    import tomllib
+
+    return from_table(tomllib.loads((files("gradleak.audit") / "quickstart.toml").read_text("utf-8")), "quickstart")
+
+
+def run(audit: Audit, to: Path | None = None, workers: int = 0, console: Console | None = None) -> Run:
+    """Run what is not finished yet."""
+    if workers < 0:
+        raise UsageError(f"--workers {workers}: 0 for one a core, or a number from 1")
+    store = Run(to or Path("runs") / f"{audit.name}-{audit.digest[:8]}")
+    store.begin(audit)
+    with (store.path / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{store.path}: another gradleak is running this audit; wait for it or choose --out") from None
+        _run_jobs(store, workers or os.cpu_count() or 1, console or Console(stderr=True, quiet=True))
+    return store
+
+
+def _run_jobs(store: Run, workers: int, console: Console) -> None:
+    jobs = [(cell, folder) for cell, folder in store.cells() if not folder.done]
+    weights = [cell.attacker().evaluations * cell.trials * cell.batch for cell, _ in jobs]
+    shares = [0.0] * len(jobs)
+    bar = Progress(TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+                   TextColumn("{task.fields[cells]}"), TimeElapsedColumn(), TextColumn("left"),
+                   TimeRemainingColumn(), console=console, transient=not console.is_terminal)
+    with bar:
+        task = bar.add_task("attacking", total=sum(weights), cells=f"0/{len(jobs)} cells")
+
+        def tell(number: int, share: float) -> None:
+            shares[number] = share
+            done = sum(share >= 1 for share in shares)
+            bar.update(task, completed=sum(w * s for w, s in zip(weights, shares, strict=True)),
+                       cells=f"{done}/{len(jobs)} cells")
+
+        if workers == 1 or len(jobs) <= 1:
+            here.run(jobs, tell)
+        else:
+            processes.run(jobs, tell, workers)
+
+

@@ -1,0 +1,222 @@
+"""What an audit will do, checked before anything runs."""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gradleak import registry
+from gradleak.errors import GradleakError, UsageError, did_you_mean
+from gradleak.rng import Rng
+from gradleak.spec import parse, sweep
+from gradleak.threats import threat
+from gradleak.types import Attack, Defense, Metric
+from gradleak.world.clients import Participation
+from gradleak.world.task import World
+
+LARGEST_FILE = 1_000_000
+IMAGE_METRICS = ("psnr", "mse", "ssim", "lpips", "label_accuracy")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table: one attack on one defended client under one threat, over several trials."""
+
+    task: str
+    client: str
+    assume: str
+    batch: int
+    threat: str
+    defense: str
+    attack: str
+    trials: int
+    seed: int
+    budget: float
+    metrics: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return digest(asdict(self))
+
+    def attacker(self) -> Attack:
+        return registry.build("attack", parse(self.attack))  # type: ignore[no-any-return]
+
+    def defender(self) -> Defense:
+        return registry.build("defense", parse(self.defense))  # type: ignore[no-any-return]
+
+    def participation(self) -> Participation:
+        return registry.build("client", parse(self.client))  # type: ignore[no-any-return]
+
+    def assumed(self) -> Participation:
+        return registry.build("client", parse(self.assume))  # type: ignore[no-any-return]
+
+    def scorers(self) -> list[Metric]:
+        return [registry.build("metric", parse(name)) for name in self.metrics]
+
+    def world(self) -> World:
+        return _world(self.task, self.seed)
+
+
+@lru_cache(maxsize=2)
+def _world(task: str, seed: int) -> World:
+    return registry.build("task", parse(task)).open(Rng(seed) / "task")  # type: ignore[no-any-return]
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The whole question. Lists are crossed: every batch size, threat, defense and attack meets every other."""
+
+    name: str = "audit"
+    task: str = "image(model=lenet, data=photos(size=32))"
+    client: str = "one_step"
+    assume: str | None = None
+    batch: tuple[int, ...] = (1,)
+    threats: tuple[str, ...] = ("curious", "informed")
+    defenses: tuple[str, ...] = ("none",)
+    attacks: tuple[str, ...] = ("dlg",)
+    metrics: tuple[str, ...] = IMAGE_METRICS
+    trials: int = 8
+    seed: int = 0
+    budget: str = "10 min"
+    leak_at: dict[str, float] = field(default_factory=dict)
+
+    def cells(self) -> list[Cell]:
+        """Every row, in the order of the file. Threats a defense makes no difference to are kept: rows are compared."""
+        return list(self._cells())
+
+    def _cells(self) -> Iterator[Cell]:
+        client, seconds = repr(parse(self.client)), duration(self.budget)
+        assume = repr(parse(self.assume)) if self.assume else client
+        metrics = tuple(self._with_threshold(name) for name in self.metrics)
+        for task in sweep(parse(self.task)):
+            for size in self.batch:
+                for defense in _each(self.defenses):
+                    for attack in _each(self.attacks):
+                        for who in self.threats:
+                            yield Cell(repr(task), client, assume, size, repr(threat(who)), defense, attack,
+                                       self.trials, self.seed, seconds, metrics)
+
+    def _with_threshold(self, name: str) -> str:
+        return f"{name}(leak_at={self.leak_at[name]})" if name in self.leak_at else name
+
+    @property
+    def digest(self) -> str:
+        return digest(asdict(self))
+
+
+def _each(specs: tuple[str, ...]) -> Iterator[str]:
+    for text in specs:
+        for call in sweep(parse(text)):
+            yield repr(call)
+
+
+def duration(text: str) -> float:
+    """Seconds in `90 s`, `2 min` or `1 h`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h)\s*", text)
+    if not found or float(found[1]) <= 0:
+        raise UsageError(f"budget = {text!r}: write a time such as '90 s', '2 min' or '1 h'")
+    return float(found[1]) * {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600}[found[2]]
+
+
+def read(path: Path) -> Audit:
+    """The audit a TOML file describes, every problem in it named at once."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; start from one of examples/, or run `gradleak run` without a file")
+    if path.stat().st_size > LARGEST_FILE:
+        raise UsageError(f"{path}: larger than {LARGEST_FILE} bytes: not an audit file")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise UsageError(f"{path}: not TOML ({problem}); strings need quotes, lists need brackets") from None
+    return from_table(table, str(path))
+
+
+def from_table(table: dict[str, Any], where: str = "audit") -> Audit:
+    defaults = asdict(Audit())
+    given: dict[str, Any] = {}
+    problems = [f"unknown key {key!r}: {did_you_mean(key, list(defaults))}" for key in table if key not in defaults]
+    for key, value in table.items():
+        if key not in defaults:
+            continue
+        try:
+            given[key] = _typed(key, value)
+        except UsageError as problem:
+            problems.append(str(problem))
+    if not problems:
+        audit = Audit(**given)
+        problems = list(_problems(audit))
+    if problems:
+        raise UsageError(f"{where}: " + "; also: ".join(problems))
+    return audit
+
+
+def _typed(key: str, value: Any) -> Any:
+    if key in ("threats", "defenses", "attacks", "metrics"):
+        items = value if isinstance(value, list) else [value]
+        if not items or not all(isinstance(item, str) for item in items):
+            raise UsageError(f"{key} must be a list of quoted names, as in {key} = [\"...\"]")
+        return tuple(items)
+    if key == "batch":
+        items = value if isinstance(value, list) else [value]
+        if not items or not all(isinstance(item, int) and item > 0 for item in items):
+            raise UsageError(f"batch = {value!r} must be whole numbers from 1, as in batch = [1, 4]")
+        return tuple(items)
+    if key in ("trials", "seed"):
+        if not isinstance(value, int) or isinstance(value, bool) or value < (key == "trials"):
+            raise UsageError(f"{key} = {value!r} must be a whole number{' from 1' if key == 'trials' else ''}")
+        return value
+    if key == "leak_at":
+        if not isinstance(value, dict) or not all(isinstance(v, int | float) for v in value.values()):
+            raise UsageError("leak_at must give a number a metric, as in leak_at = {psnr = 18}")
+        return {name: float(number) for name, number in value.items()}
+    if not isinstance(value, str):
+        raise UsageError(f"{key} = {value!r} must be a quoted string")
+    if key == "name" and not re.fullmatch(r"[\w.-]{1,60}", value):
+        raise UsageError(f"name = {value!r}: letters, digits, dots and dashes only, it names a folder")
+    return value
+
+
+def _problems(audit: Audit) -> Iterator[str]:
+    """Everything that would stop a cell, found without running one."""
+    try:
+        cells = audit.cells()
+    except GradleakError as problem:
+        yield str(problem)
+        return
+    seen: set[str] = set()
+    for cell in cells:
+        for check in (cell.defender, cell.attacker, cell.participation, cell.assumed, cell.scorers):
+            try:
+                check()
+            except GradleakError as problem:
+                if str(problem) not in seen:
+                    seen.add(str(problem))
+                    yield str(problem)
+    if seen:
+        return
+    for task, size in sorted({(cell.task, max(audit.batch)) for cell in cells}):
+        try:
+            world = _world(task, audit.seed)
+        except GradleakError as problem:
+            yield str(problem)
+            continue
+        if size > len(world.pool):
+            yield (f"batch = {size} is larger than the data ({len(world.pool)} examples to draw from); "
+                   "use a smaller batch or more data")
+
+
+def unmet(cell: Cell) -> list[str]:
+    """What the attack needs to know and the threat does not grant."""
+    from gradleak.threats import PROTOCOL
+
+    lacking = cell.attacker().needs - threat(cell.threat).knows - PROTOCOL
+    return sorted(know.value for know in lacking)

@@ -1,0 +1,143 @@
+"""LEAKS, HELD, INCONCLUSIVE or UNRELIABLE: see DESIGN section 7."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gradleak.audit.plan import Cell
+from gradleak.metrics.summary import Summary, summarise
+from gradleak.types import Metric
+
+
+class Verdict(StrEnum):
+    LEAKS = "LEAKS"
+    HELD = "HELD"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    UNRELIABLE = "UNRELIABLE"
+
+
+MEANING = {
+    Verdict.LEAKS: "at least one private example was read back",
+    Verdict.HELD: "the attack explained the update as well as the truth does, by something else",
+    Verdict.INCONCLUSIVE: "the search failed to explain the update: no evidence either way",
+    Verdict.UNRELIABLE: "a self-check fired: the number must not be trusted",
+}
+
+SLACK, SLACK_SHARE = 1e-5, 0.02
+"""A guess explains the update as well as the truth up to this much (cosine distance), or this share of the truth's."""
+
+
+def leaked(scores: dict[str, list[float]], blind: dict[str, list[float]], metrics: Sequence[Metric]) -> list[bool]:
+    """Per sample: past a metric's threshold, and clearly better than a guess made without the update."""
+    count = max((len(values) for values in scores.values()), default=0)
+    return [any(_passes(m, scores[m.name][i], blind.get(m.name), i) for m in metrics if m.name in scores)
+            for i in range(count)]
+
+
+def _passes(metric: Metric, score: float, blind: list[float] | None, sample: int) -> bool:
+    if metric.leak_at is None:
+        return False
+    sign = 1 if metric.better == "higher" else -1
+    bar = sign * metric.leak_at
+    if blind is not None:
+        bar = max(bar, sign * blind[sample] + getattr(metric, "margin", 0.0))
+    return sign * score >= bar
+
+
+def of_trial(record: dict[str, Any]) -> Verdict:
+    """A demonstrated leak is a fact, whatever the checks say; anything less must survive them."""
+    if any(record["leaked"]):
+        return Verdict.LEAKS
+    if record["failed"] is not None:
+        return Verdict.INCONCLUSIVE
+    if record["warnings"]:
+        return Verdict.UNRELIABLE
+    guess, truth = record["residual"]["guess"][0], record["residual"]["truth"][0]
+    return Verdict.HELD if guess <= truth * (1 + SLACK_SHARE) + SLACK else Verdict.INCONCLUSIVE
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """One leak is a leak; otherwise one doubt is a doubt."""
+    found = set(verdicts)
+    for verdict in (Verdict.LEAKS, Verdict.UNRELIABLE, Verdict.INCONCLUSIVE):
+        if verdict in found:
+            return verdict
+    return Verdict.HELD if found else Verdict.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell, judged."""
+
+    cell: Cell
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    scores: dict[str, Summary]
+    unscored: dict[str, str]
+    residual: dict[str, float]
+    leaked: int
+    samples: int
+    knowledge: tuple[str, ...]
+    unused: tuple[str, ...]
+    distortion: float | None
+    seconds: float
+    finished: bool
+    trials: tuple[dict[str, Any], ...]
+
+
+def row(cell: Cell, trials: list[dict[str, Any]], finished: bool, metrics: Sequence[Metric]) -> Row:
+    """Judge a cell from its records."""
+    scored = [t for t in trials if t["scores"]]
+    better = {m.name: m.better for m in metrics}
+    scores = {name: summarise([v for t in scored for v in t["scores"][name]], better[name])
+              for name in (scored[0]["scores"] if scored else {})}
+    reasons = list(dict.fromkeys(r for t in trials for r in [*t["warnings"], t["failed"], t["stopped"]] if r))
+    if not finished:
+        reasons.append(f"only {len(trials)} of {cell.trials} trials are finished: run the same command to go on")
+    mean = {who: sum(t["residual"][who][0] for t in scored) / len(scored) for who in ("guess", "truth")} if scored else {}
+    changed = [t["distortion"] for t in trials if t["distortion"] is not None]
+    return Row(
+        cell, worst(of_trial(t) for t in trials), tuple(reasons), scores,
+        dict(trials[0]["unscored"]) if trials else {}, mean,
+        sum(sum(t["leaked"]) for t in scored), sum(len(t["leaked"]) for t in scored),
+        tuple(trials[0]["granted"]) if trials else (), tuple(trials[0]["unused"]) if trials else (),
+        sum(changed) / len(changed) if changed else None, sum(t["seconds"] for t in trials), finished, tuple(trials),
+    )
+
+
+def compare_threats(rows: list[Row]) -> list[Row]:
+    """Suspect the informed attacker where the naive one clearly does better: then its copy of the defense is wrong."""
+    from dataclasses import replace
+
+    naive = {_without_threat(r.cell): r for r in rows if r.cell.threat.startswith("curious") and r.scores}
+    judged = []
+    for r in rows:
+        other = naive.get(_without_threat(r.cell))
+        if r.cell.threat.startswith("informed") and other and r.scores and _clearly_better(other, r):
+            reason = "the naive attacker recovers more than the informed one: the copy of the defense hurts the search"
+            verdict = r.verdict if r.verdict is Verdict.LEAKS else Verdict.UNRELIABLE
+            r = replace(r, verdict=verdict, reasons=(*r.reasons, reason))
+        judged.append(r)
+    return judged
+
+
+def _without_threat(cell: Cell) -> tuple[object, ...]:
+    more = cell.threat.partition("+")[2]
+    return cell.task, cell.client, cell.batch, cell.defense, cell.attack, cell.seed, more
+
+
+def _clearly_better(one: Row, other: Row) -> bool:
+    return "psnr" in one.scores and "psnr" in other.scores and (
+        one.scores["psnr"].low > other.scores["psnr"].high and one.scores["psnr"].mean > other.scores["psnr"].mean + 3)
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """0 held, 1 leaks, 3 neither shown. Attacks on the same target stand for each other: one that held is enough."""
+    groups: dict[tuple[object, ...], set[Verdict]] = {}
+    for r in rows:
+        key = (r.cell.task, r.cell.client, r.cell.batch, r.cell.defense, r.cell.threat)
+        groups.setdefault(key, set()).add(r.verdict)
+    if any(Verdict.LEAKS in found for found in groups.values()):
+        return 1
+    return 0 if all(Verdict.HELD in found and Verdict.UNRELIABLE not in found for found in groups.values()) else 3

@@ -1,0 +1,11 @@
+"""What a client does to its update before sending it, each with what an informed attacker does about it."""
+
+from gradleak.defenses.chain import Chain
+from gradleak.defenses.clip import Clip
+from gradleak.defenses.noise import Noise
+from gradleak.defenses.none import Nothing
+from gradleak.defenses.prune import Prune
+from gradleak.defenses.quantise import Quantise
+from gradleak.defenses.sign import Sign
+
+__all__ = ["Chain", "Clip", "Noise", "Nothing", "Prune", "Quantise", "Sign"]

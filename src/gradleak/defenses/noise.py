@@ -1,0 +1,66 @@
+"""Gaussian noise on every entry, in three meanings that papers mix up."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradleak.defenses.after import after
+from gradleak.errors import UsageError
+from gradleak.registry import register
+from gradleak.rng import Rng
+from gradleak.types import Client, Update
+
+
+@register("defense", "noise")
+@dataclass(frozen=True)
+class Noise:
+    """Exactly one of: sigma (absolute), relative (times the layer's rms), peak (times the layer's largest entry)."""
+
+    sigma: float | None = None
+    relative: float | None = None
+    peak: float | None = None
+
+    random = True
+
+    def __post_init__(self) -> None:
+        given = {k: v for k, v in vars(self).items() if v is not None}
+        if len(given) != 1:
+            raise UsageError(f"{self!r}: give exactly one of sigma= (absolute), relative= (to the layer's rms), "
+                             "peak= (to the layer's maximum)")
+        for name, value in given.items():
+            if value < 0:
+                raise UsageError(f"noise({name}={value}): a noise scale cannot be negative; use 0 or more")
+
+    @property
+    def meaning(self) -> str:
+        if self.sigma is not None:
+            return f"Gaussian noise of absolute standard deviation {self.sigma:g}"
+        if self.relative is not None:
+            return f"Gaussian noise of {self.relative:g} times each layer's rms"
+        return f"Gaussian noise of {self.peak:g} times each layer's largest entry"
+
+    def _scale(self, layer: Tensor) -> Tensor | float:
+        if self.sigma is not None:
+            return self.sigma
+        if self.relative is not None:
+            return self.relative * layer.square().mean().sqrt()
+        return (self.peak or 0.0) * layer.abs().max()
+
+    def protect(self, client: Client) -> Client:
+        def add(update: Update, rng: Rng | None) -> Update:
+            if rng is None:
+                return update
+            return {k: v + self._scale(v) * (rng / k).normal(v.shape, v) for k, v in update.items()}
+
+        return after(client, add)
+
+    def clean(self, update: Update) -> Update:
+        """Shrink each layer by the share of its energy that is signal (James-Stein), where the scale is known."""
+        if self.sigma is None:
+            return update
+        return {k: v * torch.clamp(1 - self.sigma**2 / v.square().mean().clamp_min(1e-30), min=1e-3)
+                for k, v in update.items()}
+
+    def mimic(self, client: Client, update: Update) -> Client:
+        return client

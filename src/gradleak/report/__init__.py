@@ -1,0 +1,1 @@
+"""What a person sees: a leaf, nothing else depends on it."""

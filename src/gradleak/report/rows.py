@@ -1,0 +1,30 @@
+"""The judged rows of a run, and the one stable form scripts may rely on."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gradleak.audit.store import Run, open_run
+from gradleak.audit.verdict import Row, compare_threats, row
+
+
+def rows(run: Run) -> list[Row]:
+    """Every cell of a run, judged, in the order of the plan."""
+    return compare_threats([row(cell, folder.trials(), folder.done, cell.scorers()) for cell, folder in run.cells()])
+
+
+def as_json(path: Path) -> dict[str, Any]:
+    """The stable interface of `gradleak show --json`."""
+    return {"cells": [_plain(r) for r in rows(open_run(path))]}
+
+
+def _plain(r: Row) -> dict[str, Any]:
+    cell = r.cell
+    return {
+        "task": cell.task, "client": cell.client, "batch": cell.batch, "threat": cell.threat, "defense": cell.defense,
+        "attack": cell.attack, "trials": cell.trials, "seed": cell.seed, "verdict": str(r.verdict),
+        "seconds": round(r.seconds, 3), "scores": {name: asdict(s) for name, s in r.scores.items()},
+        "residual": {"guess": r.residual.get("guess"), "truth": r.residual.get("truth")},
+        "knowledge": list(r.knowledge), "reasons": list(r.reasons), "unscored": r.unscored,
+        "leaked": r.leaked, "samples": r.samples, "distortion": r.distortion, "finished": r.finished,
+    }

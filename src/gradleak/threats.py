@@ -1,0 +1,53 @@
+"""The only door in the wall: what an attacker sees, and what it was told beside it."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from gradleak.errors import UsageError, did_you_mean
+from gradleak.types import Batch, Client, Defense, Facts, Know, Observation, Params, Release, Update
+
+PROTOCOL = frozenset({Know.COUNT, Know.LOCAL_STEPS})
+"""What a server learns by running the protocol: it sets the local steps and is told the number of examples."""
+
+_PRESETS = {"curious": frozenset[Know](), "informed": frozenset({Know.DEFENSE})}
+
+
+def _replay(client: Client, params: Params, batch: Batch) -> Update:
+    return client(params, batch, None)
+
+
+@dataclass(frozen=True)
+class Threat:
+    """An honest-but-curious server with stated knowledge beyond the protocol."""
+
+    name: str
+    knows: frozenset[Know]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def observe(self, release: Release, client: Client, defense: Defense) -> Observation:
+        """What this attacker works with. Knowing the defense means replaying through it and undoing what can be."""
+        params = {name: value.detach().clone().requires_grad_() for name, value in release.params.items()}
+        update = {name: value.detach().clone() for name, value in release.update.items()}
+        facts = Facts({key: release.facts[key] for key in self.knows | PROTOCOL if key in release.facts})
+        if Know.DEFENSE in self.knows:
+            facts.used.add(Know.DEFENSE)
+            client = defense.mimic(client, update)
+            update = dict(defense.clean(update))
+        return Observation(params, update, release.shape, release.classes, partial(_replay, client, params), facts)
+
+
+def threat(text: str) -> Threat:
+    """`curious`, `informed`, or either with more knowledge: `curious+labels`."""
+    first, *more = [part.strip() for part in text.split("+")]
+    if first not in _PRESETS:
+        raise UsageError(f"unknown threat {first!r}: {did_you_mean(first, list(_PRESETS))}")
+    knows = set(_PRESETS[first])
+    for word in more:
+        try:
+            knows.add(Know(word))
+        except ValueError:
+            raise UsageError(f"unknown knowledge {word!r} in threat {text!r}: "
+                             f"{did_you_mean(word, [k.value for k in Know])}") from None
+    return Threat("+".join([first, *more]), frozenset(knows))

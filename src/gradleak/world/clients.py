@@ -1,0 +1,142 @@
+"""What a participant computes from the weights it was sent. Each is a description; `of(learner)` makes the client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from gradleak.calculus import gradient, in_lanes
+from gradleak.errors import UsageError
+from gradleak.registry import kind_of, register
+from gradleak.rng import Rng
+from gradleak.types import Batch, Client, Params, Update
+from gradleak.world.learner import Learner, Mode
+
+
+class Participation(Protocol):
+    """A way to take part in training."""
+
+    def of(self, learner: Learner) -> Client: ...
+
+    def random(self, learner: Learner, count: int) -> bool:
+        """Whether the update depends on draws the server cannot know."""
+        ...
+
+    def order(self, count: int, rng: Rng) -> Tensor:
+        """The order in which the client first walks through its examples."""
+        ...
+
+    @property
+    def protocol(self) -> Mapping[str, float]:
+        """What the server set itself."""
+        ...
+
+
+kind_of(Participation, "client")
+
+
+@register("client", "one_step")
+@dataclass(frozen=True)
+class OneStep:
+    """FedSGD: the gradient of the batch's mean loss."""
+
+    mode: Mode = "train"
+
+    def of(self, learner: Learner) -> Client:
+        def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
+            return gradient(lambda p: learner.loss(p, batch, self.mode, rng), params)
+
+        return client
+
+    def random(self, learner: Learner, count: int) -> bool:
+        return learner.drops and self.mode == "train"
+
+    def order(self, count: int, rng: Rng) -> Tensor:
+        return rng.permutation(count).sort().values
+
+    @property
+    def protocol(self) -> Mapping[str, float]:
+        return {"steps": 1}
+
+
+@register("client", "per_sample")
+@dataclass(frozen=True)
+class PerSample:
+    """Each example's gradient by itself (BatchNorm sees one example), then their mean: how DP-SGD clients compute."""
+
+    mode: Mode = "train"
+
+    def of(self, learner: Learner) -> Client:
+        def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
+            def alone(x: Tensor, y: Tensor) -> Update:
+                return gradient(lambda p: learner.loss(p, Batch(x[None], y[None]), self.mode, rng), params)
+
+            return {name: each.mean(0) for name, each in in_lanes(alone, batch.x, batch.y).items()}
+
+        return client
+
+    def random(self, learner: Learner, count: int) -> bool:
+        return learner.drops and self.mode == "train"
+
+    def order(self, count: int, rng: Rng) -> Tensor:
+        return rng.permutation(count).sort().values
+
+    @property
+    def protocol(self) -> Mapping[str, float]:
+        return {"steps": 1}
+
+
+@register("client", "local_steps")
+@dataclass(frozen=True)
+class LocalSteps:
+    """FedAvg: `steps` of SGD over minibatches of `batch` examples; the update is (start - end) / rate.
+
+    The order is drawn by the client, anew each epoch. The attacker is told neither it nor the labels of a step: its
+    replay walks its own candidates in their order, the same every epoch.
+    """
+
+    steps: int = 4
+    rate: float = 0.01
+    batch: int | None = None
+    mode: Mode = "train"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rate <= 0 or (self.batch is not None and self.batch < 1):
+            raise UsageError(f"{self!r}: steps and batch must be at least 1 and rate above 0")
+
+    def _chunk(self, count: int) -> int:
+        return min(self.batch or max(1, count // self.steps), count)
+
+    def _slices(self, count: int) -> list[slice]:
+        chunk = self._chunk(count)
+        starts = list(range(0, count - chunk + 1, chunk))
+        return [slice(starts[k % len(starts)], starts[k % len(starts)] + chunk) for k in range(self.steps)]
+
+    def of(self, learner: Learner) -> Client:
+        def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
+            count, now = len(batch.x), dict(params)
+            slices = self._slices(count)
+            epoch = max(1, count // self._chunk(count))
+            for step, part in enumerate(slices):
+                x, y = batch.x, batch.y
+                if rng is not None and step >= epoch:
+                    order = (rng / "epoch" / (step // epoch)).permutation(count)
+                    x, y = x[order], y[order]
+                piece, masks = Batch(x[part], y[part]), rng / step if rng else None
+                grads = gradient(lambda p, b=piece, r=masks: learner.loss(p, b, self.mode, r), now)  # type: ignore[misc]
+                now = {name: value - self.rate * grads[name] for name, value in now.items()}
+            return {name: (params[name] - now[name]) / self.rate for name in now}
+
+        return client
+
+    def random(self, learner: Learner, count: int) -> bool:
+        reshuffles = self.steps > max(1, count // self._chunk(count)) and self._chunk(count) < count
+        return reshuffles or (learner.drops and self.mode == "train")
+
+    def order(self, count: int, rng: Rng) -> Tensor:
+        return rng.permutation(count)
+
+    @property
+    def protocol(self) -> Mapping[str, float]:
+        return {"steps": self.steps, "rate": self.rate}

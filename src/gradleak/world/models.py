@@ -1,0 +1,156 @@
+"""Small reference models, and the door for anyone's own. Each is a description; `build` makes a module."""
+
+import importlib
+import inspect
+import math
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gradleak.errors import UsageError
+from gradleak.registry import kind_of, register
+
+Shape = tuple[int, ...]
+
+
+class Model(Protocol):
+    """Makes a classifier for inputs of a shape."""
+
+    def build(self, shape: Shape, classes: int) -> nn.Module: ...
+
+
+kind_of(Model, "model")
+
+
+def _features(body: nn.Module, shape: Shape) -> int:
+    with torch.no_grad():
+        return int(body(torch.zeros(1, *shape)).flatten(1).shape[1])
+
+
+@register("model", "lenet")
+@dataclass(frozen=True)
+class LeNet:
+    """DLG's network: three 5x5 convolutions with sigmoids, weights and biases from U(-spread, spread)."""
+
+    channels: int = 12
+    spread: float = 0.5
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        sizes = [shape[0], *[self.channels] * 3]
+        layers: list[nn.Module] = []
+        for (into, out), stride in zip(pairwise(sizes), (2, 2, 1), strict=True):
+            layers += [nn.Conv2d(into, out, 5, stride, 2), nn.Sigmoid()]
+        body = nn.Sequential(*layers, nn.Flatten())
+        model = nn.Sequential(body, nn.Linear(_features(body, shape), classes))
+        for weights in model.parameters():
+            nn.init.uniform_(weights, -self.spread, self.spread)
+        return model
+
+
+@register("model", "convnet")
+@dataclass(frozen=True)
+class ConvNet:
+    """Plain ReLU convolutions without normalisation, strided instead of pooled."""
+
+    width: int = 32
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        sizes = [shape[0], self.width, 2 * self.width, 2 * self.width, 2 * self.width]
+        layers: list[nn.Module] = []
+        for (into, out), stride in zip(pairwise(sizes), (1, 2, 1, 2), strict=True):
+            layers += [nn.Conv2d(into, out, 3, stride, 1), nn.ReLU()]
+        body = nn.Sequential(*layers, nn.Flatten())
+        return nn.Sequential(body, nn.Linear(_features(body, shape), classes))
+
+
+@register("model", "mlp")
+@dataclass(frozen=True)
+class Mlp:
+    """Two hidden fully connected layers."""
+
+    width: int = 256
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(math.prod(shape), self.width), nn.ReLU(),
+            nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, classes),
+        )
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions with BatchNorm and a shortcut."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
+        )
+        same = into == out and stride == 1
+        self.short = nn.Identity() if same else nn.Sequential(
+            nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.short(x))
+
+
+def _resnet(shape: Shape, classes: int, widths: list[int], blocks: int) -> nn.Module:
+    small = shape[-1] < 128
+    stem: list[nn.Module] = [nn.Conv2d(shape[0], widths[0], 3 if small else 7, 1 if small else 2, 1 if small else 3,
+                                       bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+    if not small:
+        stem.append(nn.MaxPool2d(3, 2, 1))
+    into = widths[0]
+    for stage, out in enumerate(widths):
+        for block in range(blocks):
+            stem.append(Residual(into, out, 2 if stage and not block else 1))
+            into = out
+    return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, classes))
+
+
+@register("model", "resnet20")
+@dataclass(frozen=True)
+class ResNet20:
+    """The CIFAR residual network of depth 20."""
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        return _resnet(shape, classes, [16, 32, 64], 3)
+
+
+@register("model", "resnet18")
+@dataclass(frozen=True)
+class ResNet18:
+    """The ImageNet residual network of depth 18; a 3x3 stem below 128 pixels, the 7x7 one with pooling from there."""
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        return _resnet(shape, classes, [64, 128, 256, 512], 2)
+
+
+@register("model", "python")
+@dataclass(frozen=True)
+class FromPython:
+    """Your own module: `python('package.module:build')`, called as build(shape, classes) or build().
+
+    This imports and runs that module: use it only with code you trust.
+    """
+
+    path: str
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        where, _, name = self.path.partition(":")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            maker = getattr(importlib.import_module(where), name)
+        except (ImportError, AttributeError, ValueError) as problem:
+            raise UsageError(f"python({self.path!r}): {problem}; name an importable function as "
+                             "'package.module:build'") from None
+        module = maker(shape, classes) if len(inspect.signature(maker).parameters) >= 2 else maker()
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"python({self.path!r}) returned {type(module).__name__}; return a torch.nn.Module")
+        return module
