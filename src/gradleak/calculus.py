@@ -26,7 +26,7 @@ def in_lanes(function: Callable[[Tensor, Tensor], Update], x: Tensor, y: Tensor)
     """Apply to every slice along the first axis at once."""
     token = _inside_lanes.set(True)
     try:
-        return torch.vmap(function, randomness="different")(x, y)  # type: ignore[no-any-return]
+        return torch.vmap(function, randomness="different")(x, y)
     finally:
         _inside_lanes.reset(token)
 
@@ -47,7 +47,9 @@ class Lanes:
                 fast, slow = self._at_once(x, y), self._in_turn(x, y)
         except (RuntimeError, NotImplementedError):
             return False
-        return all(torch.allclose(fast[name], slow[name], rtol=1e-3, atol=1e-5) for name in slow)
+        gap = sum(float((fast[name] - slow[name]).square().sum()) for name in slow)
+        size = sum(float(slow[name].square().sum()) for name in slow)
+        return gap <= 1e-6 * size
 
     def _at_once(self, x: Tensor, y: Tensor) -> Update:
         return in_lanes(lambda a, b: self.replay(Batch(a, b)), x, y)

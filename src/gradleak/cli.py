@@ -18,6 +18,7 @@ app = typer.Typer(
 out, err = Console(), Console(stderr=True)
 
 RunDir = Annotated[Path, typer.Argument(help="A folder that `gradleak run` wrote.", show_default=False)]
+ShowTruth = Annotated[bool, typer.Option(help="Put the private images into the report, beside the recovered.")]
 AuditFile = Annotated[Path | None, typer.Argument(help="The audit, in TOML; none for the built-in quickstart.")]
 
 
@@ -26,7 +27,7 @@ def run(
     audit: AuditFile = None,
     to: Annotated[Path | None, typer.Option("--out", help="Run directory [default: runs/NAME-DIGEST].")] = None,
     workers: Annotated[int, typer.Option(help="Processes, 0 for one a core.")] = 0,
-    show_truth: Annotated[bool, typer.Option(help="Put the private images into the report, beside the recovered.")] = False,
+    show_truth: ShowTruth = False,
 ) -> None:
     """Run an audit, or go on where it stopped; print the verdicts and write the report."""
     from gradleak.audit import drive
@@ -68,7 +69,7 @@ def show(directory: RunDir, as_json: Annotated[bool, typer.Option("--json", help
 @app.command(epilog="Example: gradleak report runs/quickstart-1a2b3c4d --show-truth")
 def report(
     directory: RunDir,
-    show_truth: Annotated[bool, typer.Option(help="Put the private images into the report.")] = False,
+    show_truth: ShowTruth = False,
 ) -> None:
     """Write a run's report.html again."""
     from gradleak.audit.store import open_run
@@ -102,12 +103,12 @@ def score(directory: RunDir) -> None:
     terminal.print_rows(rows.rows(done), out)
 
 
-@app.command(epilog="Example: gradleak attack 'ig(steps=1000)' --update u.safetensors --model lenet --shape 3,32,32 --classes 10")
+@app.command(epilog="Example: gradleak attack 'ig(steps=1000)' --update u.safetensors --model lenet --count 1")
 def attack(
     attack: Annotated[str, typer.Argument(help="As in an audit: dlg, ig(steps=500), ...", show_default=False)],
     update: Annotated[Path, typer.Option(help="The update: safetensors, one tensor a parameter name.")],
     model: Annotated[str, typer.Option(help="As in an audit: lenet, python('mine:build'), ...")],
-    params: Annotated[Path | None, typer.Option(help="The weights the client was sent [default: the model's own for --seed].")] = None,
+    params: Annotated[Path | None, typer.Option(help="Weights the client was sent [default: the model's own].")] = None,
     shape: Annotated[str, typer.Option(help="Of one example.")] = "3,32,32",
     classes: Annotated[int, typer.Option(min=2)] = 10,
     count: Annotated[int, typer.Option(min=1, help="Examples behind the update.")] = 1,
@@ -123,7 +124,9 @@ def attack(
 
 
 @app.command("list", epilog="Example: gradleak list defenses")
-def list_names(kind: Annotated[str, typer.Argument(help="attacks, defenses, metrics, models, data, clients, tasks")] = "") -> None:
+def list_names(
+    kind: Annotated[str, typer.Argument(help="attacks, defenses, metrics, models, data, clients, tasks")] = "",
+) -> None:
     """Everything that can be named in an audit, with what it means."""
     from gradleak.report.catalogue import catalogue
 

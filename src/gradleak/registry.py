@@ -88,7 +88,7 @@ def build(kind: str, call: Call) -> Any:
     """The object a call describes; every argument checked against the maker's signature first."""
     made = maker(kind, call.name)
     signature = inspect.signature(made)
-    hints = typing.get_type_hints(made.__init__ if isinstance(made, type) else made)
+    hints = typing.get_type_hints(made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
     known = [name for name, p in signature.parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     for key, _ in call.kwargs:
         if key not in known:

@@ -46,7 +46,7 @@ def parse(text: str) -> Call:
 
 def parse_value(text: str) -> object:
     if len(text) > LONGEST:
-        raise UsageError(f"a specification of {len(text)} characters: at most {LONGEST} are read; split it into several")
+        raise UsageError(f"a specification of {len(text)} characters: at most {LONGEST} are read; split it up")
     if _depth(text) > DEEPEST:
         raise UsageError(f"{text[:40]!r}...: nested deeper than {DEEPEST}; split it into several")
     try:

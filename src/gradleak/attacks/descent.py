@@ -32,6 +32,8 @@ class Descent:
     optimiser: Optimiser = field(default_factory=Adam)
     rate: Number = 0.1
     direction: directions.Direction = directions.plain
+    relative: bool = False
+    """Priors weigh in proportion to what is still unexplained, so that they never outweigh the evidence."""
     box: bool = True
     begin: Begin = "normal"
     lanes: int = 1
@@ -104,7 +106,7 @@ class _Run:
             total = match
             for weight, prior in priors:
                 if weight:
-                    total = total + weight * prior(x)
+                    total = total + weight * prior(x) * (match.detach() if plan.relative else 1)
             (slope,) = torch.autograd.grad(total.sum(), z)
             return Value(total.detach(), match.detach(), plan.direction(slope))
 

@@ -33,7 +33,7 @@ def run(audit: Audit, to: Path | None = None, workers: int = 0, console: Console
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"{store.path}: another gradleak is running this audit; wait for it or choose --out") from None
+            raise UsageError(f"{store.path}: another gradleak is running this audit; wait, or choose --out") from None
         _run_jobs(store, workers or os.cpu_count() or 1, console or Console(stderr=True, quiet=True))
     return store
 

@@ -64,8 +64,8 @@ def run_cell(cell: Cell, folder: CellDir, progress: Progress) -> None:
     for trial in range(len(folder.trials()), cell.trials):
         progress(trial / cell.trials)
         if lacking:
-            needs = ", ".join(lacking)
-            reason = f"{cell.attack} needs {needs}, which {cell.threat} does not grant: add it, as in {cell.threat}+{lacking[0]}"
+            reason = (f"{cell.attack} needs {', '.join(lacking)}, which {cell.threat} does not grant: "
+                      f"add it, as in {'+'.join([cell.threat, *lacking])}")
             folder.add_trial(_failed(cell, trial, reason), {})
             continue
         _run_trial(cell, trial, folder, lambda share, t=trial: progress((t + share) / cell.trials))  # type: ignore[misc]

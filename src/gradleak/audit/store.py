@@ -138,8 +138,9 @@ class Run:
                              "or restore the old values to go on")
 
     def audit(self) -> Audit:
-        table = read_json(self.path / "plan.json")["audit"]
-        return Audit(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+        table: dict[str, Any] = read_json(self.path / "plan.json")["audit"]
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+        return Audit(**fields)
 
     def cells(self) -> Iterator[tuple[Cell, CellDir]]:
         for cell in self.audit().cells():

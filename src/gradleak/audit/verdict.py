@@ -95,7 +95,8 @@ def row(cell: Cell, trials: list[dict[str, Any]], finished: bool, metrics: Seque
     reasons = list(dict.fromkeys(r for t in trials for r in [*t["warnings"], t["failed"], t["stopped"]] if r))
     if not finished:
         reasons.append(f"only {len(trials)} of {cell.trials} trials are finished: run the same command to go on")
-    mean = {who: sum(t["residual"][who][0] for t in scored) / len(scored) for who in ("guess", "truth")} if scored else {}
+    sides = ("guess", "truth") if scored else ()
+    mean = {who: sum(t["residual"][who][0] for t in scored) / len(scored) for who in sides}
     changed = [t["distortion"] for t in trials if t["distortion"] is not None]
     return Row(
         cell, worst(of_trial(t) for t in trials), tuple(reasons), scores,

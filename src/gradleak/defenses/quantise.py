@@ -35,7 +35,8 @@ class Quantise:
         return f"each entry rounded {how} to {self.bits} bits of its layer's range"
 
     def _grid(self, layer: Tensor) -> Tensor:
-        return layer.abs().max().clamp_min(1e-30) / (2 ** (self.bits - 1) - 1)
+        levels = 2 ** (self.bits - 1) - 1
+        return torch.div(layer.abs().max().clamp_min(1e-30), levels)
 
     def _nearest(self, layer: Tensor) -> Tensor:
         return torch.round(layer / self._grid(layer)) * self._grid(layer)

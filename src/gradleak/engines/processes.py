@@ -3,11 +3,14 @@
 import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from gradleak.audit.run import run_cell
 from gradleak.engines.here import Job
 from gradleak.engines.report import Tell
 from gradleak.errors import GradleakError
+
+Lines = dict[Connection, BaseProcess]
 
 
 def _work(line: Connection) -> None:
@@ -28,10 +31,10 @@ def run(jobs: Sequence[Job], tell: Tell, workers: int) -> None:
     """Hand out jobs as workers come free."""
     context = multiprocessing.get_context("spawn")
     waiting = list(enumerate(jobs))
-    lines: dict[Connection, multiprocessing.process.BaseProcess] = {}
+    lines: Lines = {}
     for _ in range(min(workers, len(jobs))):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs,), daemon=True)
+        process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
         ours.send(waiting.pop(0))
@@ -44,9 +47,7 @@ def run(jobs: Sequence[Job], tell: Tell, workers: int) -> None:
             process.terminate()
 
 
-def _listen(
-    lines: dict[Connection, multiprocessing.process.BaseProcess], waiting: list[tuple[int, Job]], tell: Tell,
-) -> None:
+def _listen(lines: Lines, waiting: list[tuple[int, Job]], tell: Tell) -> None:
     busy = set(lines)
     while busy:
         for line in wait(list(busy)):

@@ -43,7 +43,8 @@ def structural_similarity(reading: Tensor, truth: Tensor) -> float:
     side = min(one.shape[-2:])
     window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False} if side >= 11 else {
         "win_size": side - (side + 1) % 2}
-    return float(ssim(one, other, channel_axis=0, data_range=1.0, **window))
+    value: float = ssim(one, other, channel_axis=0, data_range=1.0, **window)  # type: ignore[no-untyped-call]
+    return float(value)
 
 
 def blind(truths: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def mse() -> ImageMetric:
 
 @register("metric", "psnr")
 def psnr(leak_at: float = 20.0) -> ImageMetric:
-    """Peak signal-to-noise ratio: below 13 dB a blur at best, from 20 dB the picture is recognisable, 30 dB faithful."""
+    """Peak signal-to-noise ratio: below 13 dB a blur at best, from 20 dB recognisable, from 30 dB faithful."""
     return ImageMetric("psnr", "higher", leak_at, peak_signal_to_noise, margin=3.0)
 
 

@@ -12,29 +12,37 @@ STYLE = {Verdict.LEAKS: "bold red", Verdict.HELD: "bold green", Verdict.INCONCLU
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}" if 1e-2 <= abs(value) < 1e4 or value == 0 else f"{value:.1e}"
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" if abs(value) >= 0.01 else "0" if abs(value) < 1e-9 else f"{value:.0e}"
+
+
+def _score(row: Row, metric: str, digits: int = 1) -> str:
+    return number(row.scores[metric].mean if metric in row.scores else None, digits)
 
 
 def verdict_table(rows: Sequence[Row]) -> Table:
-    """One line a cell: what was tried, what came back, what it means."""
-    table = Table(title="How much can be read back out of the update", title_justify="left", header_style="bold")
-    for name in ("batch", "defense", "threat", "attack"):
-        table.add_column(name, overflow="fold")
-    for name in ("verdict", "read", "psnr dB", "(worst)", "ssim", "labels", "residual", "truth's"):
-        table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
+    """One line a cell: what was tried, what came back, what it means. Fits 80 columns; a wider terminal shows more."""
+    table = Table(title="How much can be read back out of the update", title_justify="left", header_style="bold",
+                  padding=(0, 1), caption_justify="left",
+                  caption="read: examples past the threshold; psnr: mean dB; off: how far the recovered data is from "
+                          "explaining the update, truth: the same for the truth")
+    table.add_column("B", justify="right")
+    for name in ("defense", "attacker", "attack"):
+        table.add_column(name, overflow="fold", min_width=8)
+    table.add_column("verdict", no_wrap=True, min_width=12)
+    for name in ("read", "psnr", "off", "truth"):
+        table.add_column(name, justify="right", no_wrap=True)
     last = None
     for r in rows:
-        here = (r.cell.batch, r.cell.defense)
+        here = (r.cell.task, r.cell.batch, r.cell.defense)
         if last is not None and here != last:
             table.add_section()
         last = here
-        psnr, ssim, labels = (r.scores.get(name) for name in ("psnr", "ssim", "label_accuracy"))
         table.add_row(
-            str(r.cell.batch), r.cell.defense, r.cell.threat, r.cell.attack,
-            f"[{STYLE[r.verdict]}]{r.verdict}[/]", f"{r.leaked}/{r.samples}",
-            number(psnr and psnr.mean, 1), number(psnr and psnr.worst, 1), number(ssim and ssim.mean),
-            "-" if labels is None else f"{labels.mean:.0%}",
-            number(r.residual.get("guess"), 4), number(r.residual.get("truth"), 4),
+            str(r.cell.batch), r.cell.defense, r.cell.threat, r.cell.attack, f"[{STYLE[r.verdict]}]{r.verdict}[/]",
+            f"{r.leaked}/{r.samples}", _score(r, "psnr"),
+            number(r.residual.get("guess")), number(r.residual.get("truth")),
         )
     return table
 

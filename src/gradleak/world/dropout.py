@@ -15,9 +15,9 @@ class Dropped(TorchFunctionMode):
     """Replaces every active dropout: masks from the stream, or, without one, their mean (no dropping)."""
 
     def __init__(self, rng: Rng | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.rng = rng
-        self.sites = 0
+        self.sites: int = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
@@ -38,6 +38,7 @@ class Dropped(TorchFunctionMode):
 
 def sites(module: nn.Module, x: Tensor) -> int:
     """How many times one forward pass in this mode drops something."""
-    with torch.no_grad(), Dropped(None) as seen:
+    seen = Dropped(None)
+    with torch.no_grad(), seen:
         module(x)
     return seen.sites

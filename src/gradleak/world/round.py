@@ -23,7 +23,9 @@ class Sent:
     """Length of the undefended update."""
 
 
-def send(world: World, participation: Participation, client: Client, defense: Defense, secret: Secret, rng: Rng) -> Sent:
+def send(
+    world: World, participation: Participation, client: Client, defense: Defense, secret: Secret, rng: Rng,
+) -> Sent:
     """Play the client once, with and without the defense, on the same draws."""
     params = world.learner.params
     with torch.no_grad():

@@ -1,6 +1,6 @@
 """What is being trained: a model on private data, and the audited batches drawn from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -47,8 +47,8 @@ class ImageTask:
     draw=loss takes batches from the half of the pool with the highest loss, where updates say most.
     """
 
-    model: Model = LeNet()
-    data: Data = Photos()
+    model: Model = field(default_factory=LeNet)
+    data: Data = field(default_factory=Photos)
     train: int = 0
     rate: float = 0.05
     draw: Literal["random", "loss"] = "random"
@@ -100,12 +100,12 @@ def _train(module: nn.Module, images: Images, rows: Tensor, steps: int, rate: fl
 @torch.no_grad()
 def _accuracy(module: nn.Module, images: Images, rows: Tensor) -> float:
     module.eval()
-    right = [(module(images.x[part]).argmax(1) == images.y[part]).float() for part in rows.split(256)]
+    right = [(module(images.x[part]).argmax(1) == images.y[part]).float() for part in torch.split(rows, 256)]
     return float(torch.cat(right).mean())
 
 
 @torch.no_grad()
 def _hard_half(learner: Learner, images: Images, pool: Tensor) -> Tensor:
     losses = [F.cross_entropy(learner.logits(learner.params, images.x[part], "eval"), images.y[part], reduction="none")
-              for part in pool.split(256)]
+              for part in torch.split(pool, 256)]
     return pool[torch.cat(losses).argsort(descending=True)][: max(1, len(pool) // 2)]

@@ -40,7 +40,7 @@ class Linear:
         x = _single(*rows)[None] if n == 1 else _several(*rows, n)
         x = x.reshape(n, *seen.shape).to(seen.update[weight])
         notes = {"label_confidence": float(read.confidence.mean())}
-        yield Guess(Batch(x, read.labels), x.clamp(0, 1), notes=notes)
+        yield Guess(Batch(x, read.labels), x.clamp(0, 1), step=1, notes=notes)
 
 
 def _first_layer(seen: Observation) -> tuple[str, str]:

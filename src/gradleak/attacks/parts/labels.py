@@ -66,39 +66,41 @@ class Counted:
     """Which classes are in the batch and how often, from the last layer's gradient, whose row for class c is
     mean_i (p_ic - [y_i = c]) h_i.
 
-    The attacker replays plain random inputs under two labels to learn the typical feature h and the typical
-    prediction p; projecting each row on h (a matched filter, sturdy under noise) then gives the count of its class.
+    Replaying plain random inputs under every label teaches the attacker, row by row and through whatever the defense
+    does to it, the typical feature h and prediction p; projecting the observed row on h (a matched filter, sturdy under
+    noise) then gives the count of its class. With many classes only those with the lowest rows are considered.
     """
 
-    probes: int = 8
+    replays: int = 64
+    candidates: int = 100
 
     def read(self, seen: Observation, rng: Rng) -> Read:
         n = count(seen)
-        direction, typical, scale = self._typical(seen, n, rng)
-        rows = _rows(seen, seen.update) @ direction / scale
-        counts = n * (typical - rows)
+        observed = _rows(seen, seen.update)
+        likely = observed.sum(1).argsort()[: max(self.candidates, 2 * n)].sort().values
+        feature, prediction = self._typical(seen, likely, n, rng)
+        share = (observed[likely] * feature).sum(1) / feature.square().sum(1).clamp_min(1e-30)
+        counts = torch.zeros(seen.classes).to(observed)
+        counts[likely] = n * (prediction - share) * (feature.square().sum(1) > 0)
         return _apportion(counts, n)
 
-    def _typical(self, seen: Observation, n: int, rng: Rng) -> tuple[Tensor, Tensor, Tensor]:
+    def _typical(self, seen: Observation, likely: Tensor, n: int, rng: Rng) -> tuple[Tensor, Tensor]:
+        """Per likely class: the feature its row shows, and the share of it that is there without the class."""
         features, predictions = [], []
-        for probe in range(self.probes):
+        for probe in range(min(8, max(1, self.replays // len(likely)))):
             level = (rng / "level" / probe).uniform((n, *[1] * len(seen.shape)), next(iter(seen.params.values())))
-            grain = (rng / "grain" / probe).normal((n, *seen.shape), level)
-            x = (level + 0.2 * grain).clamp(0, 1)
+            x = (level + 0.2 * (rng / "grain" / probe).normal((n, *seen.shape), level)).clamp(0, 1).detach()
             with torch.no_grad():
-                first, second = (_rows(seen, seen.replay(Batch(x, torch.full((n,), y)))) for y in (0, 1))
-            h = (second - first)[0] / 1.0
-            features.append(h)
-            predictions.append((first, h))
-        mean = torch.stack(features).mean(0)
-        scale = (mean @ mean).clamp_min(1e-30)
-        p = torch.stack([first @ mean / (h @ mean).clamp_min(1e-30) for first, h in predictions]).mean(0)
-        p = p + torch.nn.functional.one_hot(torch.tensor(0), len(p))
-        return mean, p, scale
+                each = [_rows(seen, seen.replay(Batch(x, y.expand(n))))[likely] for y in likely]
+            present = torch.stack([rows[i] for i, rows in enumerate(each)])
+            absent = (torch.stack(each).sum(0) - present) / (len(likely) - 1)
+            features.append(absent - present)
+            predictions.append((absent * features[-1]).sum(1) / features[-1].square().sum(1).clamp_min(1e-30))
+        return torch.stack(features).mean(0), torch.stack(predictions).mean(0)
 
 
 def _rows(seen: Observation, update: Update) -> Tensor:
-    """The head's gradient, a row a class, the bias as one more column; each block scaled by its size."""
+    """The head's gradient, a row a class, the bias as one more column."""
     weight, bias = head(seen)
     return update[weight] if bias is None else torch.cat([update[weight], update[bias][:, None]], 1)
 

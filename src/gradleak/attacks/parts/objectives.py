@@ -38,3 +38,10 @@ def cosine(stacked: Update, reference: Update) -> Tensor:
     """One minus the cosine over all parameters together."""
     size = torch.stack([value.square().sum() for value in reference.values()]).sum().sqrt()
     return 1 - _dot(stacked, reference) / (_sq_norm(stacked).clamp_min(1e-30).sqrt() * size)
+
+
+def balanced_cosine(stacked: Update, reference: Update) -> Tensor:
+    """One minus the cosine after dividing each layer by the root of its length: small layers are heard too."""
+    weights = {name: value.square().sum().clamp_min(1e-30).pow(-0.25) for name, value in reference.items()}
+    scaled = {name: value * weights[name] for name, value in stacked.items()}
+    return cosine(scaled, {name: value * weights[name] for name, value in reference.items()})

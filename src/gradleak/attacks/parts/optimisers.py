@@ -23,8 +23,10 @@ State = dict[str, Tensor]
 class Optimiser(Protocol):
     """`step` returns the next point, the value where it was judged (with that point), and the next state."""
 
-    per_step: float
-    """About how many evaluations a step takes."""
+    @property
+    def per_step(self) -> float:
+        """About how many evaluations a step takes."""
+        ...
 
     def begin(self, z: Tensor) -> State: ...
 
@@ -48,7 +50,8 @@ class Adam:
         m = state["m"].lerp(value.gradient, 1 - b1)
         v = (state["v"] * b2).addcmul_(value.gradient, value.gradient, value=1 - b2)
         scale = (v / (1 - b2**t)).sqrt_().add_(self.epsilon)
-        return torch.addcdiv(z, m, scale, value=-rate / (1 - b1**t)), z, value, {"m": m, "v": v, "t": torch.tensor(float(t))}
+        moved = torch.addcdiv(z, m, scale, value=-rate / (1 - b1**t))
+        return moved, z, value, {"m": m, "v": v, "t": torch.tensor(float(t))}
 
 
 @dataclass(frozen=True)

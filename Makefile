@@ -1,0 +1,34 @@
+# make demo   set up and audit a small network on bundled photographs: a verdict table and runs/quickstart-*/report.html
+# make test   set up, then ruff, mypy and all tests
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup setup-test demo test lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+setup-test: $(STAMP)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]' -e examples/plugin
+
+demo: setup
+	@$(BIN)/gradleak run --out runs/quickstart --show-truth; code=$$?; \
+	if [ $$code -eq 1 ]; then echo "exit code 1: something leaks, as a CI gate would see it"; else exit $$code; fi
+
+lint: setup-test
+	$(BIN)/ruff check src tests bench examples
+	$(BIN)/mypy
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+bench: setup-test
+	@echo "one command a figure, see bench/README.md:"; ls bench/*.py
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,1 @@
+"""Three small additions to gradleak, each in one file."""

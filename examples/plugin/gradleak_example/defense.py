@@ -1,0 +1,25 @@
+"""A defense: drop the low bits of every entry, as a client with half-precision links does."""
+
+from dataclasses import dataclass
+
+import torch
+from gradleak.defenses.after import after
+from gradleak.defenses.sign import straight_through
+from gradleak.types import Client, Update
+
+
+@dataclass(frozen=True)
+class RoundOff:
+    """Round to the numbers a 16-bit float can hold."""
+
+    random = False
+    meaning = "each entry rounded to 16-bit floating point"
+
+    def protect(self, client: Client) -> Client:
+        return after(client, lambda update, rng: {k: v.to(torch.bfloat16).to(v) for k, v in update.items()})
+
+    def clean(self, update: Update) -> Update:
+        return update
+
+    def mimic(self, client: Client, update: Update) -> Client:
+        return after(client, lambda sent, rng: {k: straight_through(v.to(torch.bfloat16).to(v), v) for k, v in sent.items()})

@@ -1,0 +1,1 @@
+"""Updates from real systems."""

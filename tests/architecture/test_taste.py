@@ -1,0 +1,34 @@
+"""Limits a reader can hold in mind."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gradleak
+
+ROOT = Path(gradleak.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    if "recipes" in path.parts:
+        assert len(text.splitlines()) <= 60
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno <= 50, node.name
+
+
+def test_the_command_line_stays_thin() -> None:
+    assert len((ROOT / "cli.py").read_text().splitlines()) < 200
+
+
+def test_import_is_light() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, gradleak.cli; assert not {'torch', 'matplotlib', 'skimage', 'scipy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,67 @@
+"""What every registered attack must hold, those of other packages included."""
+
+import inspect
+
+import pytest
+import torch
+
+from gradleak import registry
+from gradleak.errors import Unsuited
+from gradleak.rng import Rng
+from gradleak.spec import Call
+from gradleak.types import Attack, Guess, Know
+
+SHORT = {"steps": 12, "restarts": 2}
+MLP = "image(model=mlp(width=64), data=photos(size=16, count=40))"
+
+
+def short(name: str) -> Attack:
+    known = inspect.signature(registry.maker("attack", name)).parameters
+    return registry.build("attack", Call(name, (), tuple((k, v) for k, v in SHORT.items() if k in known)))
+
+
+@pytest.fixture(params=registry.names("attack"))
+def attack(request) -> Attack:
+    return short(request.param)
+
+
+def answers(attack: Attack, seen, start: Guess | None = None) -> list[Guess]:
+    return list(attack.guesses(seen, Rng(2), start))
+
+
+@pytest.mark.parametrize("defense", ["none", "sign", "prune(keep=0.2)", "noise(relative=1)", "clip(norm=0.1)"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_defense_can_be_faced(play, attack: Attack, defense: str, count: int) -> None:
+    last = answers(attack, play(defense, count=count, task=MLP).seen)[-1]
+    assert last.reading.shape == (count, 3, 16, 16)
+    assert last.step == last.steps
+    assert float(last.reading.min()) >= 0 and float(last.reading.max()) <= 1
+
+
+def test_same_seed_same_guess(play, attack: Attack) -> None:
+    one, other = (answers(attack, play(count=2, task=MLP).seen)[-1] for _ in range(2))
+    assert torch.equal(one.reading, other.reading) and torch.equal(one.batch.y, other.batch.y)
+
+
+def test_going_on_from_any_guess_changes_nothing(play, attack: Attack) -> None:
+    seen = play(count=2, task=MLP).seen
+    whole = answers(attack, seen)
+    for middle in whole[:-1][::5]:
+        rest = answers(attack, seen, middle)
+        assert torch.equal(rest[-1].reading, whole[-1].reading)
+        assert torch.equal(rest[-1].batch.y, whole[-1].batch.y)
+
+
+def test_local_steps_can_be_faced(play, attack: Attack) -> None:
+    last = answers(attack, play(count=4, client="local_steps(steps=2, rate=0.05)", task=MLP).seen)[-1]
+    assert bool(last.reading.isfinite().all())
+
+
+def test_needs_are_knowledge(attack: Attack) -> None:
+    assert all(isinstance(need, Know) for need in attack.needs)
+    assert attack.evaluations >= 1
+
+
+def test_linear_says_where_it_does_not_apply(play) -> None:
+    with pytest.raises(Unsuited, match="fully connected"):
+        answers(short("linear"), play().seen)
