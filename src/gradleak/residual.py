@@ -24,14 +24,14 @@ def dot(one: Update, other: Update) -> Tensor:
 
 def norm(update: Update) -> float:
     """Length of the whole update."""
-    return float(dot(update, update).clamp_min(0).sqrt())
+    return float(dot(update, update).detach().clamp_min(0).sqrt())
 
 
 def distance(candidate: Update, reference: Update) -> Residual:
     """Cosine distance, and l2 distance relative to the reference, in float64."""
     gap = {name: candidate[name].double() - reference[name].double() for name in reference}
     size, other = norm(reference), norm(candidate)
-    cosine = 1.0 - float(dot(candidate, reference)) / max(size * other, TINY)
+    cosine = 1.0 - float(dot(candidate, reference).detach()) / max(size * other, TINY)
     return Residual(max(cosine, 0.0), norm(gap) / max(size, TINY))
 
 

@@ -16,14 +16,16 @@ SAMPLES = {
     "clip": ["clip(norm=0.1)"],
     "prune": ["prune(keep=0.1)", "prune(keep=0.1, by=layer)", "prune(keep=0.3, by=random)"],
     "quantise": ["quantise(bits=4)", "quantise(bits=4, stochastic=False)"],
-    "chain": ["chain(clip(norm=0.1), prune(keep=0.2))", "chain(prune(keep=0.3), sign)", "chain(clip(norm=1.0), noise(sigma=0.01))"],
+    "chain": ["chain(clip(norm=0.1), prune(keep=0.2))", "chain(prune(keep=0.3), sign)",
+              "chain(clip(norm=1.0), noise(sigma=0.01))"],
 }
 
 
 def samples() -> list[str]:
     found = []
     for name in registry.names("defense"):
-        needs = [p for p in inspect.signature(registry.maker("defense", name)).parameters.values() if p.default is p.empty]
+        parameters = inspect.signature(registry.maker("defense", name)).parameters.values()
+        needs = [p for p in parameters if p.default is p.empty]
         assert name in SAMPLES or not needs, f"defense {name} needs arguments: add a sample to this test"
         found += SAMPLES.get(name, [name])
     return found

@@ -22,7 +22,8 @@ def truth() -> torch.Tensor:
 def test_nearer_is_better(name: str, truth: torch.Tensor) -> None:
     metric: Metric = registry.build("metric", parse(name))
     if getattr(metric, "about", "readings") == "labels":
-        good, bad = metric(torch.tensor([1, 2, 3]), torch.tensor([3, 1, 2])), metric(torch.tensor([0, 0, 0]), torch.tensor([3, 1, 2]))
+        labels = torch.tensor([3, 1, 2])
+        good, bad = metric(torch.tensor([1, 2, 3]), labels), metric(torch.tensor([0, 0, 0]), labels)
     else:
         noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
         try:
@@ -38,7 +39,8 @@ def test_against_torchmetrics(truth: torch.Tensor) -> None:
 
     other = (truth + 0.1 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
     for one, two in zip(other, truth, strict=True):
-        assert peak_signal_to_noise(one, two) == pytest.approx(float(peak_signal_noise_ratio(one, two, data_range=1.0)), abs=1e-3)
+        theirs = peak_signal_noise_ratio(one, two, data_range=1.0)
+        assert peak_signal_to_noise(one, two) == pytest.approx(float(theirs), abs=1e-3)
         theirs = structural_similarity_index_measure(one[None], two[None], data_range=1.0)
         assert structural_similarity(one, two) == pytest.approx(float(theirs), abs=2e-2)
 

@@ -58,7 +58,8 @@ def test_objectives_against_plain_formulas() -> None:
     flat = torch.cat([stacked["a"].flatten(1), stacked["b"]], 1)
     ref = torch.cat([reference["a"].flatten(), reference["b"]])
     assert torch.allclose(objectives.l2(stacked, reference), (flat - ref).square().sum(1))
-    assert torch.allclose(objectives.cosine(stacked, reference), 1 - torch.cosine_similarity(flat, ref[None]), atol=1e-6)
+    theirs = 1 - torch.cosine_similarity(flat, ref[None])
+    assert torch.allclose(objectives.cosine(stacked, reference), theirs, atol=1e-6)
     for objective in (objectives.l2, objectives.cosine, objectives.balanced_l2, objectives.balanced_cosine):
         exact = {k: v[None] for k, v in reference.items()}
         assert float(objective(exact, reference)) == pytest.approx(0, abs=1e-6)
@@ -81,7 +82,8 @@ def test_schedules() -> None:
 
 @pytest.mark.parametrize("task", ["image(model=lenet, data=photos(size=16, count=40))",
                                   "image(model=resnet20, data=photos(size=16, count=40))"])
-@pytest.mark.parametrize("client", ["one_step(mode=train)", "one_step(mode=eval)", "local_steps(steps=2)", "per_sample(mode=eval)"])
+@pytest.mark.parametrize("client", ["one_step(mode=train)", "one_step(mode=eval)", "local_steps(steps=2)",
+                                    "per_sample(mode=eval)"])
 def test_lanes_equal_one_replay_at_a_time(play, task: str, client: str) -> None:
     seen = play(count=2, client=client, task=task).seen
     x = (Rng(0) / "x").uniform((3, 2, *seen.shape), next(iter(seen.params.values())))

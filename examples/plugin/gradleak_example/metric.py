@@ -1,7 +1,8 @@
 """A metric: how wrong the worst pixel is."""
 
-from gradleak.metrics.image import ImageMetric
 from torch import Tensor
+
+from gradleak.metrics.image import ImageMetric
 
 
 def _largest_error(reading: Tensor, truth: Tensor) -> float:

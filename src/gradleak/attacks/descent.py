@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.parts import directions, objectives, schedules
-from gradleak.attacks.parts.labels import Counted, Joint, Labels, Read, count
+from gradleak.attacks.parts.labels import Counted, Labels, Read, count
 from gradleak.attacks.parts.objectives import Objective
 from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
 from gradleak.attacks.parts.priors import Prior
@@ -17,6 +17,9 @@ from gradleak.calculus import Lanes
 from gradleak.residual import distance
 from gradleak.rng import Rng
 from gradleak.types import Batch, Guess, Know, Observation
+
+FLOOR = 1e-12
+"""Mismatches below this are rounding: their logarithm is not worth minimising."""
 
 Begin = Literal["normal", "uniform", "grey"]
 
@@ -32,14 +35,17 @@ class Descent:
     optimiser: Optimiser = field(default_factory=Adam)
     rate: Number = 0.1
     direction: directions.Direction = directions.plain
-    relative: bool = False
-    """Priors weigh in proportion to what is still unexplained, so that they never outweigh the evidence."""
+    log: bool = False
+    """Minimise the logarithm of the mismatch: priors then weigh in proportion to what is still unexplained, strong at
+    first and never outweighing the evidence, and the search does not stall as the mismatch becomes small."""
     box: bool = True
     begin: Begin = "normal"
     lanes: int = 1
     yields: int = 40
 
-    needs = frozenset({Know.COUNT})
+    @property
+    def needs(self) -> frozenset[Know]:
+        return self.labels.needs
 
     @property
     def evaluations(self) -> int:
@@ -103,10 +109,10 @@ class _Run:
             z = z.detach().requires_grad_()
             x, y = self.unpack(z)
             match = plan.objective(self.replay(x, y), self.seen.update)
-            total = match
+            total = match.clamp_min(FLOOR).log() if plan.log else match
             for weight, prior in priors:
                 if weight:
-                    total = total + weight * prior(x) * (match.detach() if plan.relative else 1)
+                    total = total + weight * prior(x)
             (slope,) = torch.autograd.grad(total.sum(), z)
             return Value(total.detach(), match.detach(), plan.direction(slope))
 
@@ -136,5 +142,3 @@ class _Run:
             notes["lane_spread"] = float((state["z"] - state["z"][:1]).abs().max())
         return Guess(Batch(x[lane], y[lane]), x[lane].clamp(0, 1), int(state["step"]), self.plan.steps, state, notes)
 
-
-__all__ = ["Descent", "Joint"]

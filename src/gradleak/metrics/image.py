@@ -65,6 +65,6 @@ def psnr(leak_at: float = 20.0) -> ImageMetric:
 
 
 @register("metric", "ssim")
-def ssim(leak_at: float | None = None) -> ImageMetric:
+def ssim(leak_at: float | None = 0.8) -> ImageMetric:
     """Structural similarity, 1 for identical pictures."""
     return ImageMetric("ssim", "higher", leak_at, structural_similarity, margin=0.2)

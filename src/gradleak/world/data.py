@@ -88,12 +88,14 @@ class Photos:
 
     def _crops(self, picture: Any, wanted: int, rng: np.random.Generator) -> list[np.ndarray]:
         crops: list[np.ndarray] = []
+        contrast = 0.1
         while len(crops) < wanted:
             side = int(min(picture.size) * rng.uniform(0.25, 1.0))
             left, top = (int(rng.integers(0, edge - side + 1)) for edge in picture.size)
             crop = _resized(picture.crop((left, top, left + side, top + side)), self.size)
-            if crop.std(axis=(0, 1)).mean() > 0.1:
+            if crop.std(axis=(0, 1)).mean() > contrast:
                 crops.append(crop)
+            contrast *= 0.999  # a picture of little contrast, seen small, must not be searched for ever
         return crops
 
 

@@ -13,7 +13,7 @@ from gradleak.types import Batch, Know, Observation, Update
 
 @dataclass(frozen=True)
 class Read:
-    """Labels for a batch with how sure each one is; `joint` leaves them to the search, started from `soft`."""
+    """Labels for a batch with how sure each one is; `joint` leaves them to the search."""
 
     labels: Tensor
     confidence: Tensor
@@ -21,7 +21,10 @@ class Read:
 
 
 class Labels(Protocol):
-    """A way to come by labels."""
+    """A way to come by labels, and the knowledge it takes."""
+
+    @property
+    def needs(self) -> frozenset[Know]: ...
 
     def read(self, seen: Observation, rng: Rng) -> Read: ...
 
@@ -37,6 +40,8 @@ def count(seen: Observation) -> int:
 class Joint:
     """Soft labels, solved for together with the data."""
 
+    needs = frozenset({Know.COUNT})
+
     def read(self, seen: Observation, rng: Rng) -> Read:
         n = count(seen)
         return Read(torch.zeros(n, dtype=torch.long), torch.zeros(n), joint=True)
@@ -45,6 +50,8 @@ class Joint:
 @dataclass(frozen=True)
 class Given:
     """As granted by the threat."""
+
+    needs = frozenset({Know.COUNT, Know.LABELS})
 
     def read(self, seen: Observation, rng: Rng) -> Read:
         labels = seen.facts[Know.LABELS]
@@ -70,6 +77,8 @@ class Counted:
     does to it, the typical feature h and prediction p; projecting the observed row on h (a matched filter, sturdy under
     noise) then gives the count of its class. With many classes only those with the lowest rows are considered.
     """
+
+    needs = frozenset({Know.COUNT})
 
     replays: int = 64
     candidates: int = 100
@@ -116,3 +125,9 @@ def _apportion(counts: Tensor, n: int) -> Read:
     labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
     doubt = (share - whole).abs()
     return Read(labels, (1 - doubt[labels]).clamp(0, 1))
+
+
+def ways(name: str) -> Labels:
+    """By name: joint, counted or given."""
+    known: dict[str, Labels] = {"joint": Joint(), "counted": Counted(), "given": Given()}
+    return known[name]

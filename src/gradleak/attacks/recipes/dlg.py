@@ -5,22 +5,30 @@ from typing import Literal
 from gradleak.attacks.combine import Restart
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import objectives
-from gradleak.attacks.parts.labels import Counted, Joint, Labels
+from gradleak.attacks.parts.labels import Labels, ways
 from gradleak.attacks.parts.optimisers import LBFGS
+from gradleak.attacks.parts.priors import total_variation
 from gradleak.registry import register
 
 
 @register("attack", "dlg")
 def dlg(
-    steps: int = 1500, restarts: int = 2, balance: bool = True, labels: Literal["joint", "counted"] = "joint",
+    steps: int = 1500, restarts: int = 2, tv: float = 3.0, labels: Literal["joint", "counted", "given"] = "joint",
+    published: bool = False,
 ) -> Restart:
     """Match the update in l2 by L-BFGS, data and soft labels together.
 
-    Differs from the paper: a line search instead of a fixed step, starts in the pixel range and several of them, and
-    each layer's difference divided by the layer's length (balance=false for the plain sum of squares): early layers
-    have small gradients but hold the picture.
+    Differs from the paper: a line search instead of a fixed step; starts in the pixel range, and several; each layer's
+    difference divided by the layer's length (early layers have small gradients but hold the picture); the logarithm of
+    the mismatch, with a total-variation prior that weighs in proportion to it. published=true undoes all but the line
+    search.
     """
-    read: Labels = Joint() if labels == "joint" else Counted()
-    objective = objectives.balanced_l2 if balance else objectives.l2
-    return Restart(Descent(steps, read, objective, optimiser=LBFGS(memory=100), rate=1.0, box=False, begin="uniform"),
-                   restarts)
+    read: Labels = ways(labels)
+    if published:
+        plain = Descent(steps, read, objectives.l2, optimiser=LBFGS(memory=100), rate=1.0, box=False)
+        return Restart(plain, restarts)
+    return Restart(
+        Descent(steps, read, objectives.balanced_l2, ((tv, total_variation),), LBFGS(memory=100), rate=1.0, log=True,
+                box=False, begin="uniform"),
+        restarts,
+    )

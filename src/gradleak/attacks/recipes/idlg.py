@@ -6,9 +6,9 @@ from gradleak.registry import register
 
 
 @register("attack", "idlg")
-def idlg(steps: int = 1500, restarts: int = 2, balance: bool = True) -> Restart:
+def idlg(steps: int = 1500, restarts: int = 2, tv: float = 3.0, published: bool = False) -> Restart:
     """DLG with one field changed: the labels are read off the last layer first.
 
     Differs from the paper: as `dlg` does, and batches are served too, by counting how often each class occurs.
     """
-    return dlg(steps, restarts, balance, labels="counted")
+    return dlg(steps, restarts, tv, "counted", published)

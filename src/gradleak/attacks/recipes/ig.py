@@ -5,15 +5,32 @@ from typing import Literal
 from gradleak.attacks.combine import Restart
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import directions, objectives, schedules
-from gradleak.attacks.parts.labels import Counted, Joint, Labels
+from gradleak.attacks.parts.labels import ways
 from gradleak.attacks.parts.priors import total_variation
 from gradleak.registry import register
 
 
 @register("attack", "ig")
 def ig(
-    steps: int = 2000, restarts: int = 2, tv: float = 3e-2, rate: float = 0.1, labels: Literal["joint", "counted"] = "counted",
+    steps: int = 2000, restarts: int = 2, tv: float | None = None, rate: float = 0.1,
+    labels: Literal["joint", "counted", "given"] = "counted", published: bool = False,
 ) -> Restart:
-    """PLACEHOLDER"""
-    read: Labels = Joint() if labels == "joint" else Counted()
-    return Restart(Descent(steps, read, objectives.cosine, ((tv, total_variation),), rate=schedules.staircase(rate), direction=directions.sign), restarts)
+    """Match the update's direction by Adam with total variation, inside the pixel range, labels read first.
+
+    Differs from the paper: starts in the pixel range; layers balanced as in `dlg`; the logarithm of the mismatch, so
+    that total variation (3 by default) weighs in proportion to it; Adam on the gradient rather than its sign, the rate
+    falling by equal factors. published=true is the paper's: plain cosine, tv 0.01, signs, the rate in stairs.
+    """
+    if published:
+        weight = 0.01 if tv is None else tv
+        return Restart(
+            Descent(steps, ways(labels), objectives.cosine, ((weight, total_variation),),
+                    rate=schedules.staircase(rate), direction=directions.sign),
+            restarts,
+        )
+    weight = 3.0 if tv is None else tv
+    return Restart(
+        Descent(steps, ways(labels), objectives.balanced_cosine, ((weight, total_variation),),
+                rate=schedules.geometric(rate, rate / 100), log=True, begin="uniform"),
+        restarts,
+    )
