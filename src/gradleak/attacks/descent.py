@@ -52,7 +52,7 @@ class Descent:
         return round(self.steps * self.lanes * self.optimiser.per_step)
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
-        run = _Run(self, seen, self.labels.read(seen, rng / "labels"), rng)
+        run = Matching(self, seen, self.labels.read(seen, rng / "labels"), rng)
         resumed = start is not None and "z" in start.state
         state = dict(start.state) if resumed and start else run.begin(start)
         every = max(1, self.steps // self.yields)
@@ -62,7 +62,7 @@ class Descent:
                 yield run.guess(state)
 
 
-class _Run:
+class Matching:
     """One descent on one observation."""
 
     def __init__(self, plan: Descent, seen: Observation, read: Read, rng: Rng) -> None:

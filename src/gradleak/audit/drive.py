@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gradleak.audit.plan import Audit, from_table, read
+from gradleak.audit.plan import Audit, checked, from_table, read
 from gradleak.audit.store import Run
 from gradleak.engines import here, processes
 from gradleak.errors import UsageError
@@ -28,7 +28,7 @@ def run(audit: Audit, to: Path | None = None, workers: int = 0, console: Console
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 for one a core, or a number from 1")
     store = Run(to or Path("runs") / f"{audit.name}-{audit.digest[:8]}")
-    store.begin(audit)
+    store.begin(checked(audit))
     with (store.path / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

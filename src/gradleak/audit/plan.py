@@ -14,7 +14,7 @@ from gradleak import registry
 from gradleak.errors import GradleakError, UsageError, did_you_mean
 from gradleak.rng import Rng
 from gradleak.spec import parse, sweep
-from gradleak.threats import threat
+from gradleak.threats import PROTOCOL, threat
 from gradleak.types import Attack, Defense, Metric
 from gradleak.world.clients import Participation
 from gradleak.world.task import World
@@ -151,9 +151,14 @@ def from_table(table: dict[str, Any], where: str = "audit") -> Audit:
             given[key] = _typed(key, value)
         except UsageError as problem:
             problems.append(str(problem))
-    if not problems:
-        audit = Audit(**given)
-        problems = list(_problems(audit))
+    if problems:
+        raise UsageError(f"{where}: " + "; also: ".join(problems))
+    return checked(Audit(**given), where)
+
+
+def checked(audit: Audit, where: str = "audit") -> Audit:
+    """The audit itself, if nothing stands in its way; otherwise one error that names every problem."""
+    problems = list(_problems(audit))
     if problems:
         raise UsageError(f"{where}: " + "; also: ".join(problems))
     return audit
@@ -216,7 +221,5 @@ def _problems(audit: Audit) -> Iterator[str]:
 
 def unmet(cell: Cell) -> list[str]:
     """What the attack needs to know and the threat does not grant."""
-    from gradleak.threats import PROTOCOL
-
     lacking = cell.attacker().needs - threat(cell.threat).knows - PROTOCOL
     return sorted(know.value for know in lacking)

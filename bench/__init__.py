@@ -1,0 +1,1 @@
+"""Commands that print every figure in the README."""
