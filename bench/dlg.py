@@ -10,7 +10,7 @@ from gradleak.audit.plan import Audit
 METRICS = ("psnr", "mse", "ssim", "label_accuracy")
 for data in filter(None, (PHOTOS, cifar())):
     task = f"image(model=lenet, data={data})"
-    for batch, attack, trials in ((1, "dlg", 16), (4, "dlg(steps=4000, restarts=1, tv=30)", 4)):
+    for batch, attack, trials in ((1, "dlg", 16), (4, "dlg(steps=6000, restarts=1, tv=30)", 4)):
         audit = Audit(task=task, batch=(batch,), threats=("curious",), attacks=(attack,), trials=trials,
                       metrics=METRICS, budget="3 h")
         for row in measured(audit):

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gradleak.audit.verdict import MEANING, Row, Verdict
@@ -22,15 +24,19 @@ def _score(row: Row, metric: str, digits: int = 1) -> str:
 
 
 def verdict_table(rows: Sequence[Row]) -> Table:
-    """One line a cell: what was tried, what came back, what it means. Fits 80 columns; a wider terminal shows more."""
-    table = Table(title="How much can be read back out of the update", title_justify="left", header_style="bold",
-                  padding=(0, 1), caption_justify="left",
-                  caption="read: examples past the threshold; psnr: mean dB; off: how far the recovered data is from "
-                          "explaining the update, truth: the same for the truth")
-    table.add_column("B", justify="right")
-    for name in ("defense", "attacker", "attack"):
-        table.add_column(name, overflow="fold", min_width=8)
-    table.add_column("verdict", no_wrap=True, min_width=12)
+    """One line a cell: what was tried, what came back, what it means. What all rows share stands in the title."""
+    names = {"task": "task", "client": "client", "batch": "batch", "defense": "defense", "threat": "attacker",
+             "attack": "attack"}
+    varying = [key for key in names if len({getattr(r.cell, key) for r in rows}) > 1 or key == "defense"]
+    constant = [key for key in names if key not in varying and rows]
+    shared = ", ".join(f"{names[key]} {escape(str(getattr(rows[0].cell, key)))}" for key in constant)
+    table = Table(title=f"How much can be read back out of the update\n[dim]{shared}[/]", title_justify="left",
+                  header_style="bold", box=SIMPLE_HEAD, caption_justify="left", title_style="bold",
+                  caption="read: examples past the threshold; psnr: mean, in dB; off: how far the recovered data is "
+                          "from explaining the update; truth: the same for the private data itself")
+    for key in varying:
+        table.add_column(names[key], overflow="fold")
+    table.add_column("verdict", no_wrap=True)
     for name in ("read", "psnr", "off", "truth"):
         table.add_column(name, justify="right", no_wrap=True)
     last = None
@@ -40,7 +46,7 @@ def verdict_table(rows: Sequence[Row]) -> Table:
             table.add_section()
         last = here
         table.add_row(
-            str(r.cell.batch), r.cell.defense, r.cell.threat, r.cell.attack, f"[{STYLE[r.verdict]}]{r.verdict}[/]",
+            *(escape(str(getattr(r.cell, key))) for key in varying), f"[{STYLE[r.verdict]}]{r.verdict}[/]",
             f"{r.leaked}/{r.samples}", _score(r, "psnr"),
             number(r.residual.get("guess")), number(r.residual.get("truth")),
         )
@@ -54,4 +60,4 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
         console.print(f"[{STYLE[verdict]}]{verdict}[/]: {MEANING[verdict]}")
     for reason in dict.fromkeys(reason for r in rows for reason in r.reasons):
         count = sum(reason in r.reasons for r in rows)
-        console.print(f"- {reason} [dim]({count} row{'s' if count > 1 else ''})[/]", highlight=False)
+        console.print(f"- {escape(reason)} [dim]({count} row{'s' if count > 1 else ''})[/]", highlight=False)

@@ -27,21 +27,22 @@ def l2(stacked: Update, reference: Update) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def balanced_l2(stacked: Update, reference: Update) -> Tensor:
-    """Squared differences of each layer over the layer's length, summed: small layers are heard too."""
-    parts = [(stacked[name] - value).flatten(1).square().sum(1) / value.square().sum().clamp_min(1e-30).sqrt()
-             for name, value in reference.items()]
-    return torch.stack(parts).sum(0)
-
-
 def cosine(stacked: Update, reference: Update) -> Tensor:
     """One minus the cosine over all parameters together."""
     size = torch.stack([value.square().sum() for value in reference.values()]).sum().sqrt()
     return 1 - _dot(stacked, reference) / (_sq_norm(stacked).clamp_min(1e-30).sqrt() * size)
 
 
-def balanced_cosine(stacked: Update, reference: Update) -> Tensor:
-    """One minus the cosine after dividing each layer by the root of its length: small layers are heard too."""
-    weights = {name: value.square().sum().clamp_min(1e-30).pow(-0.25) for name, value in reference.items()}
-    scaled = {name: value * weights[name] for name, value in stacked.items()}
-    return cosine(scaled, {name: value * weights[name] for name, value in reference.items()})
+def balanced(objective: Objective, power: float = 1.0) -> Objective:
+    """The objective after dividing each layer by (its observed length)^(power/2).
+
+    Early layers have small gradients but hold the picture: with power 1 every layer's share of a squared distance
+    goes with its length instead of its square.
+    """
+
+    def weighed(stacked: Update, reference: Update) -> Tensor:
+        weights = {name: value.square().sum().clamp_min(1e-30).pow(-power / 4) for name, value in reference.items()}
+        return objective({name: value * weights[name] for name, value in stacked.items()},
+                         {name: value * weights[name] for name, value in reference.items()})
+
+    return weighed

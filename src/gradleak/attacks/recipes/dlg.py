@@ -27,8 +27,9 @@ def dlg(
     if published:
         plain = Descent(steps, read, objectives.l2, optimiser=LBFGS(memory=100), rate=1.0, box=False)
         return Restart(plain, restarts)
+    matching = objectives.balanced(objectives.l2)
     return Restart(
-        Descent(steps, read, objectives.balanced_l2, ((tv, total_variation),), LBFGS(memory=100), rate=1.0, log=True,
-                box=False, begin="uniform"),
+        Descent(steps, read, matching, ((tv, total_variation),), LBFGS(memory=100), rate=1.0, log=True, box=False,
+                begin="uniform"),
         restarts,
     )

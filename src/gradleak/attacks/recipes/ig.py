@@ -17,9 +17,10 @@ def ig(
 ) -> Restart:
     """Match the update's direction by Adam with total variation, inside the pixel range, labels read first.
 
-    Differs from the paper: starts in the pixel range; layers balanced as in `dlg`; the logarithm of the mismatch, so
-    that total variation (3 by default) weighs in proportion to it; Adam on the gradient rather than its sign, the rate
-    falling by equal factors. published=true is the paper's: plain cosine, tv 0.01, signs, the rate in stairs.
+    Differs from the paper: starts in the pixel range; layers balanced as in `dlg`, by half as much; the logarithm of
+    the mismatch, so that total variation (3 by default) weighs in proportion to it; Adam on the gradient rather than
+    its sign, the rate falling by equal factors. published=true is the paper's: plain cosine, tv 0.01, signs, the rate
+    in stairs.
     """
     if published:
         weight = 0.01 if tv is None else tv
@@ -30,7 +31,7 @@ def ig(
         )
     weight = 3.0 if tv is None else tv
     return Restart(
-        Descent(steps, ways(labels), objectives.balanced_cosine, ((weight, total_variation),),
+        Descent(steps, ways(labels), objectives.balanced(objectives.cosine, 0.5), ((weight, total_variation),),
                 rate=schedules.geometric(rate, rate / 100), log=True, begin="uniform"),
         restarts,
     )
