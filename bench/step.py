@@ -3,12 +3,13 @@
 Cosine, total variation, Adam on the sign, box. One thread, medians of blocks.   python bench/step.py
 """
 
-import resource
+import ctypes
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +81,15 @@ def clocked(step: Callable[[], None], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
+def resident(field: str, reset: bool = False) -> float:
+    """MiB of this process; `reset` gives freed memory back and starts the high-water mark anew (Linux)."""
+    if reset:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(text.split()[1]) for text in lines if text.startswith(field)) / 1024
+
+
 def peak(kind: str, model: str, batch: int) -> float:
     """MiB above what the process held before its first step, in a process of its own."""
     command = [sys.executable, __file__, kind, model, str(batch)]
@@ -90,10 +100,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if len(sys.argv) == 4:
         step = {"ours": ours, "plain": plain}[sys.argv[1]](*scene(sys.argv[2], int(sys.argv[3])))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = resident("VmRSS", reset=True)
         for _ in range(5):
             step()
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        print(resident("VmHWM") - before)
         return
     print(f"{'model':10} {'batch':>5} {'plain ms':>9} {'ours ms':>9} {'ratio':>6} {'plain MiB':>10} {'ours MiB':>9}")
     for model, batch in CASES:

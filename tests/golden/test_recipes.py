@@ -1,0 +1,73 @@
+"""Every recipe succeeds where it should and fails where it should."""
+
+import pytest
+
+from gradleak import registry
+from gradleak.attacks.combine import Restart, Stages
+from gradleak.attacks.descent import Descent
+from gradleak.metrics.image import blind, peak_signal_to_noise
+from gradleak.residual import residual
+from gradleak.rng import Rng
+from gradleak.spec import parse
+from gradleak.types import Guess
+
+LENET = "image(model=lenet, data=photos(size=16, count=40))"
+MLP = "image(model=mlp(width=64), data=photos(size=16, count=40))"
+CONVNET = "image(model=convnet(width=16), data=photos(size=16, count=40))"
+
+
+def last(attack, seen) -> Guess:
+    *_, guess = attack.guesses(seen, Rng(0))
+    return guess
+
+
+def psnr(scene, attack: str) -> float:
+    guess = last(registry.build("attack", parse(attack)), scene.seen)
+    return peak_signal_to_noise(guess.reading[0], scene.secret.readings[0])
+
+
+@pytest.mark.parametrize(("attack", "task"), [
+    ("dlg(steps=300, restarts=1)", LENET),
+    ("idlg(steps=300, restarts=1)", LENET),
+    ("ig(steps=400, restarts=1)", LENET),
+    ("ig(steps=300, restarts=1)", CONVNET),
+    ("ig(steps=300, restarts=1, published=true)", CONVNET),
+    ("dlg(steps=400, restarts=1, published=true)", MLP),
+])
+def test_undefended_images_come_back_and_noisy_ones_do_not(play, attack: str, task: str) -> None:
+    scene, noisy = play(task=task), play("noise(relative=10)", task=task)
+    floor = peak_signal_to_noise(blind(scene.secret.readings)[0], scene.secret.readings[0])
+    assert psnr(scene, attack) > max(20, floor + 3)
+    assert psnr(noisy, attack) < max(20, floor + 3)
+
+
+def test_linear_is_exact_for_one_and_reads_most_of_a_batch(play) -> None:
+    assert psnr(play(task=MLP), "linear") > 60
+    scene = play(count=4, task="image(model=mlp(width=512), data=photos(size=16, count=40))")
+    guess = last(registry.build("attack", parse("linear")), scene.seen)
+    best = [max(peak_signal_to_noise(g, t) for g in guess.reading) for t in scene.secret.readings]
+    assert sum(value > 40 for value in best) >= 1
+
+
+@pytest.mark.parametrize("defense", ["sign", "prune(keep=0.1)"])
+def test_knowing_the_defense_helps(play, defense: str) -> None:
+    def mean(who: str) -> float:
+        return sum(psnr(play(defense, who, trial=t), "ig(steps=300, restarts=1)") for t in range(2)) / 2
+
+    assert mean("informed") > mean("curious") + 1
+
+
+def test_more_starts_never_explain_less(play) -> None:
+    seen = play().seen
+    one = Descent(40)
+    many = [residual(seen, last(Restart(one, n), seen).batch).cosine for n in (1, 4)]
+    assert many[1] <= many[0] * 1.05
+
+
+def test_stages_keep_the_best_and_hand_it_over(play) -> None:
+    seen = play().seen
+    first, second = Descent(60), Descent(20, rate=0.01)
+    both = residual(seen, last(Stages((first, second)), seen).batch).cosine
+    assert both <= residual(seen, last(first, seen).batch).cosine * 1.0001
+    alone = residual(seen, last(second, seen).batch).cosine
+    assert both < alone
