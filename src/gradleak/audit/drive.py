@@ -23,8 +23,11 @@ def load(path: Path | None) -> Audit:
     return from_table(tomllib.loads((files("gradleak.audit") / "quickstart.toml").read_text("utf-8")), "quickstart")
 
 
-def run(audit: Audit, to: Path | None = None, workers: int = 0, console: Console | None = None) -> Run:
-    """Run what is not finished yet."""
+def run(audit: Audit, to: Path | None = None, workers: int = 1, console: Console | None = None) -> Run:
+    """Run what is not finished yet, here or (workers: a number, or 0 for one a core) in processes of their own.
+
+    Other processes know what is installed, not what a script registered.
+    """
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 for one a core, or a number from 1")
     store = Run(to or Path("runs") / f"{audit.name}-{audit.digest[:8]}")

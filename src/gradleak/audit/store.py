@@ -16,12 +16,17 @@ from gradleak.audit.plan import Audit, Cell
 from gradleak.errors import UsageError
 
 
+def _part(path: Path) -> Path:
+    """Where a file is written before it takes its name; a process of its own has one of its own."""
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
 def write_json(path: Path, value: object) -> None:
     _whole(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 def _whole(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
+    part = _part(path)
     with part.open("wb") as file:
         file.write(content)
         file.flush()
@@ -37,7 +42,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    part = path.with_name(path.name + ".part")
+    part = _part(path)
     save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, part)
     part.replace(path)
 
@@ -71,7 +76,7 @@ class CellDir:
         trial = record["trial"]
         kept = read_tensors(self.path / "guess.safetensors")
         write_tensors(self.path / "guess.safetensors", {**kept, **{f"{trial}.{k}": v for k, v in guess.items()}})
-        self.rewrite([*self.trials(), record])
+        self.rewrite([*(t for t in self.trials() if t["trial"] < trial), record])
         (self.path / "state.safetensors").unlink(missing_ok=True)
 
     def rewrite(self, trials: list[dict[str, Any]]) -> None:
