@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from gradleak import __version__
 from gradleak.errors import GradleakError
 
 app = typer.Typer(
@@ -16,6 +17,21 @@ app = typer.Typer(
          "Exit codes: 0 held, 1 leaks, 2 usage, 3 inconclusive or unreliable.",
 )
 out, err = Console(), Console(stderr=True)
+
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"gradleak {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
 
 RunDir = Annotated[Path, typer.Argument(help="A folder that `gradleak run` wrote.", show_default=False)]
 ShowTruth = Annotated[bool, typer.Option(help="Put the private images into the report, beside the recovered.")]

@@ -152,3 +152,20 @@ def test_score_uses_one_assignment(play) -> None:
     shuffled = scene.secret.readings[[1, 2, 0]]
     found = score(metrics, shuffled, torch.zeros(3, 10), scene.secret)
     assert found["match"] == [2, 0, 1] and min(found["scores"]["psnr"]) == 120 and found["leaked"] == [True] * 3
+
+
+def test_an_attack_that_breaks_is_a_row_that_says_so(tmp_path, monkeypatch) -> None:
+    from gradleak.attacks.descent import Descent
+
+    def broken(self, seen, rng, start=None):
+        raise RuntimeError("singular matrix")
+        yield
+
+    monkeypatch.setattr(Descent, "guesses", broken)
+    done = played(tmp_path)
+    assert "singular matrix" in done["failed"] and of_trial(done) is Verdict.INCONCLUSIVE
+
+
+def test_a_budget_stops_cleanly_and_says_so(tmp_path) -> None:
+    done = played(tmp_path, attacks=("ig(steps=100000, restarts=1)",), budget="1 s")
+    assert "stopped by the budget at step" in done["stopped"]

@@ -10,6 +10,9 @@ from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.types import Attack, Batch, Guess, Know, Observation
 
+PARTS = 1000
+"""Each attack of several counts as so many steps, whatever its own count."""
+
 
 @dataclass(frozen=True)
 class Restart:
@@ -62,14 +65,14 @@ def _in_turn(
     first = int(state.pop("stage", torch.tensor(0)))
     best = _unpacked(state, "kept.") if start else None
     inner = replace(start, state=state) if start and state else start
-    steps = len(attacks)
     for stage in range(first, len(attacks)):
         last: Guess | None = None
         for last in attacks[stage].guesses(seen, rng / stage, inner):
             kept = {f"kept.{k}": v for k, v in _packed(best).items()} if best else {}
             shown = _lower(seen, best, last)
             state = {"stage": torch.tensor(stage), **kept, **last.state}
-            yield replace(shown, step=stage + round(last.step / last.steps), steps=steps, state=state)
+            done = PARTS * stage + PARTS * last.step // last.steps
+            yield replace(shown, step=done, steps=PARTS * len(attacks), state=state)
         if last is not None:
             best = _lower(seen, best, replace(last, state={}))
         inner = best if hand_over else None

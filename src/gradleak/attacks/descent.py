@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Literal
 
 import torch
@@ -20,6 +21,9 @@ from gradleak.types import Batch, Guess, Know, Observation
 
 FLOOR = 1e-12
 """Mismatches below this are rounding: their logarithm is not worth minimising."""
+
+PULSE = 2.0
+"""Seconds after which a guess is shown in any case, so that a budget or a kill costs no more than that."""
 
 Begin = Literal["normal", "uniform", "grey"]
 
@@ -56,10 +60,12 @@ class Descent:
         resumed = start is not None and "z" in start.state
         state = dict(start.state) if resumed and start else run.begin(start)
         every = max(1, self.steps // self.yields)
+        said = monotonic()
         for step in range(int(state["step"]), self.steps):
             state = run.advance(state, step)
-            if (step + 1) % every == 0 or step + 1 == self.steps:
+            if (step + 1) % every == 0 or step + 1 == self.steps or monotonic() - said > PULSE:
                 yield run.guess(state)
+                said = monotonic()
 
 
 class Matching:

@@ -25,6 +25,9 @@ from gradleak.world.task import World
 
 CHECKPOINT_SECONDS = 5.0
 
+FAILURES = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError)
+"""What a model or an attack may raise on data it was not made for: the trial becomes a row without numbers."""
+
 Progress = Callable[[float], None]
 
 
@@ -68,7 +71,12 @@ def run_cell(cell: Cell, folder: CellDir, progress: Progress) -> None:
                       f"add it, as in {'+'.join([cell.threat, *lacking])}")
             folder.add_trial(_failed(cell, trial, reason), {})
             continue
-        _run_trial(cell, trial, folder, lambda share, t=trial: progress((t + share) / cell.trials))  # type: ignore[misc]
+        try:
+            _run_trial(cell, trial, folder, lambda share, t=trial: progress((t + share) / cell.trials))  # type: ignore[misc]
+        except Unsuited as problem:
+            folder.add_trial(_failed(cell, trial, f"{cell.attack} does not apply: {problem}"), {})
+        except FAILURES as problem:
+            folder.add_trial(_failed(cell, trial, f"{cell.attack} failed: {type(problem).__name__}: {problem}"), {})
     folder.finish()
     progress(1.0)
 
@@ -82,23 +90,18 @@ def _run_trial(cell: Cell, trial: int, folder: CellDir, progress: Progress) -> N
     guess, stopped = start, None
     began = saved_at = time.monotonic()
     metric = cell.scorers()[0]
-    try:
-        for guess in cell.attacker().guesses(seen, Rng(cell.seed) / "attack" / trial, start):
-            now = time.monotonic()
-            folder.log(_event(trial, guess, scene, metric, spent + now - began))
-            if now - saved_at > CHECKPOINT_SECONDS:
-                folder.save_state(trial, spent + now - began, _packed(guess))
-                saved_at = now
-            progress(guess.step / guess.steps)
-            if spent + now - began > cell.budget / cell.trials and guess.step < guess.steps:
-                stopped = f"stopped by the budget at step {guess.step} of {guess.steps}"
-                break
-    except Unsuited as problem:
-        folder.add_trial(_failed(cell, trial, f"{cell.attack} does not apply: {problem}"), {})
-        return
+    for guess in cell.attacker().guesses(seen, Rng(cell.seed) / "attack" / trial, start):
+        now = time.monotonic()
+        folder.log(_event(trial, guess, scene, metric, spent + now - began))
+        if now - saved_at > CHECKPOINT_SECONDS:
+            folder.save_state(trial, spent + now - began, _packed(guess))
+            saved_at = now
+        progress(guess.step / guess.steps)
+        if spent + now - began > cell.budget / cell.trials and guess.step < guess.steps:
+            stopped = f"stopped by the budget at step {guess.step} of {guess.steps}"
+            break
     if guess is None:
-        folder.add_trial(_failed(cell, trial, f"{cell.attack} gave no answer"), {})
-        return
+        raise Unsuited("it gave no answer")
     record = _record(cell, trial, scene, guess, spent + time.monotonic() - began, warnings, stopped)
     folder.add_trial(record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y})
 
