@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+TEST_STAMP := .venv/.installed-test
 
 .PHONY: setup setup-test demo test lint bench clean
 
@@ -13,8 +14,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e .
 	@touch $@
 
-setup-test: $(STAMP)
+setup-test: $(TEST_STAMP)
+
+$(TEST_STAMP): $(STAMP) examples/plugin/pyproject.toml
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]' -e examples/plugin
+	@touch $@
 
 demo: setup
 	@$(BIN)/gradleak run --out runs/quickstart --show-truth; code=$$?; \
