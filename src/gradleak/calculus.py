@@ -1,6 +1,7 @@
 """Differentiation in one place: a client's gradient, and many candidates replayed at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -9,6 +10,17 @@ from torch import Tensor
 from gradleak.types import Batch, Params, Replay, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums in another order are other sums: whatever must not depend on the machine is computed on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:

@@ -51,7 +51,11 @@ def run(
     from gradleak.report import rows, terminal
     from gradleak.report.html import write
 
-    done = drive.run(drive.load(audit), to, workers, err)
+    try:
+        done = drive.run(drive.load(audit), to, workers, err)
+    except KeyboardInterrupt:
+        err.print("stopped; the same command goes on from here")
+        raise typer.Exit(130) from None
     judged = rows.rows(done)
     terminal.print_rows(judged, out)
     out.print(f"report: {write(done, show_truth)}", highlight=False, soft_wrap=True)
@@ -164,9 +168,9 @@ def main() -> None:
     except GradleakError as problem:
         err.print(f"error: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        err.print("stopped; the same command goes on from here")
-        sys.exit(130)
+    except Exception:  # noqa: BLE001  an error nobody foresaw must not exit with 1, which means LEAKS
+        err.print_exception()
+        sys.exit(70)
 
 
 if __name__ == "__main__":

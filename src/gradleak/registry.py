@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar
 
 from gradleak.errors import UsageError, did_you_mean
@@ -81,7 +81,14 @@ def _load(kind: str) -> None:
     importlib.import_module(PACKAGES[kind])
     for point in entry_points(group=f"gradleak.{kind}s"):
         if point.name not in _makers[kind]:
-            register(kind, point.name)(point.load())
+            register(kind, point.name)(_loaded(point))
+
+
+def _loaded(point: EntryPoint) -> Callable[..., Any]:
+    try:
+        return point.load()  # type: ignore[no-any-return]
+    except (ImportError, AttributeError, SyntaxError) as problem:
+        raise UsageError(f"plugin {point.name} ({point.value}): {problem}; mend or uninstall it") from None
 
 
 def build(kind: str, call: Call) -> Any:

@@ -19,6 +19,10 @@ class Rng:
     def __truediv__(self, name: object) -> "Rng":
         return Rng(self.seed, (*self.path, str(name)))
 
+    def sealed(self) -> "Rng":
+        """A root of its own: whoever holds it cannot find the way back to this place's seed or its siblings."""
+        return Rng(self.number)
+
     @property
     def number(self) -> int:
         """The 63-bit number this place stands for."""

@@ -78,6 +78,8 @@ def _value(node: ast.expr, text: str) -> object:
             return tuple(_value(item, text) for item in items)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             named = tuple((word.arg, _value(word.value, text)) for word in keywords if word.arg is not None)
+            if len({key for key, _ in named}) != len(named):
+                raise UsageError(f"{text!r}: an argument is given twice; keep one")
             if len(named) != len(keywords) or any(isinstance(item, ast.Starred) for item in args):
                 raise UsageError(f"{text!r}: * and ** are not part of the grammar; name each argument")
             return Call(name, tuple(_value(item, text) for item in args), named)
@@ -106,5 +108,7 @@ def _options(value: object) -> list[object]:
     if not isinstance(value, Call):
         return [value]
     if value.name == "sweep":
+        if not value.args or value.kwargs:
+            raise UsageError(f"{value!r}: sweep takes the values to try, as in sweep(0.001, 0.01)")
         return list(value.args)
     return list(sweep(value))

@@ -58,6 +58,26 @@ def test_the_walk_sees_through_modules(tmp_path: Path) -> None:
     assert any(name.startswith("gradleak.world") for name in walk(file))
 
 
+def test_the_attackers_stream_does_not_lead_to_the_clients(monkeypatch, tmp_path) -> None:
+    from gradleak.attacks.exact.linear import Linear
+    from gradleak.audit.plan import Audit
+    from gradleak.audit.run import run_cell
+    from gradleak.audit.store import CellDir
+
+    handed = []
+    plain = Linear.guesses
+
+    def watched(self, seen, rng, start=None):
+        handed.append(rng)
+        return plain(self, seen, rng)
+
+    monkeypatch.setattr(Linear, "guesses", watched)
+    task = "image(model=mlp(width=16), data=photos(size=16, count=40))"
+    (cell,) = Audit(task=task, attacks=("linear",), threats=("curious",), trials=1, seed=11).cells()
+    run_cell(cell, CellDir(tmp_path / "cell"), lambda share: None)
+    assert handed and all(rng.seed != 11 and rng.path == () for rng in handed)
+
+
 @pytest.mark.parametrize("attack", ["dlg(steps=3, restarts=2)", "ig(steps=3, restarts=1)"])
 @pytest.mark.parametrize("defense", ["none", "sign", "prune(keep=0.2)"])
 def test_guesses_do_not_depend_on_the_secret_after_observation(play, attack: str, defense: str) -> None:

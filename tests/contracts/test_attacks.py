@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from gradleak import registry
-from gradleak.errors import Unsuited
+from gradleak.attacks.combine import Restart, Stages
+from gradleak.attacks.descent import Descent
+from gradleak.attacks.exact.linear import Linear
+from gradleak.errors import Unsuited, UsageError
 from gradleak.rng import Rng
-from gradleak.spec import Call
+from gradleak.spec import Call, parse
 from gradleak.types import Attack, Guess, Know
 
 SHORT = {"steps": 12, "restarts": 2}
@@ -46,10 +49,29 @@ def test_same_seed_same_guess(play, attack: Attack) -> None:
 def test_going_on_from_any_guess_changes_nothing(play, attack: Attack) -> None:
     seen = play(count=2, task=MLP).seen
     whole = answers(attack, seen)
-    for middle in whole[:-1][::5]:
-        rest = answers(attack, seen, middle)
+    for middle in (*whole[:-1][::5], whole[-1]):
+        rest = [middle, *answers(attack, seen, middle)]
         assert torch.equal(rest[-1].reading, whole[-1].reading)
         assert torch.equal(rest[-1].batch.y, whole[-1].batch.y)
+
+
+@pytest.mark.parametrize("attack", [
+    Stages((Descent(6), Descent(6, rate=0.01))),
+    Restart(Stages((Descent(4), Descent(4))), 2),
+    Stages((Linear(), Descent(5))),
+], ids=["stages", "restarted stages", "exact first"])
+def test_compositions_go_on_from_any_guess(play, attack: Attack) -> None:
+    seen = play(count=2, task=MLP).seen
+    whole = answers(attack, seen)
+    for middle in whole:
+        rest = [middle, *answers(attack, seen, middle)]
+        assert torch.equal(rest[-1].reading, whole[-1].reading)
+
+
+@pytest.mark.parametrize("spec", ["dlg(restarts=0)", "ig(steps=-3)", "dlg(steps=0)"])
+def test_impossible_settings_are_refused(spec: str) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        registry.build("attack", parse(spec))
 
 
 def test_local_steps_can_be_faced(play, attack: Attack) -> None:

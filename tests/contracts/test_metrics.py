@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gradleak import registry
+from gradleak.errors import Unscored
 from gradleak.metrics import lpips
 from gradleak.metrics.image import peak_signal_to_noise, structural_similarity
-from gradleak.metrics.lpips import Unscored
 from gradleak.metrics.match import assign
 from gradleak.metrics.summary import summarise
 from gradleak.spec import parse

@@ -46,7 +46,7 @@ def test_linear_is_exact_for_one_and_reads_most_of_a_batch(play) -> None:
     scene = play(count=4, task="image(model=mlp(width=512), data=photos(size=16, count=40))")
     guess = last(registry.build("attack", parse("linear")), scene.seen)
     best = [max(peak_signal_to_noise(g, t) for g in guess.reading) for t in scene.secret.readings]
-    assert sum(value > 40 for value in best) >= 1
+    assert sum(value > 25 for value in best) >= 2
 
 
 @pytest.mark.parametrize("defense", ["sign", "prune(keep=0.1)"])

@@ -109,6 +109,11 @@ BAD = {
     "bad budget": ('budget = "soon"', "2 min"),
     "bad name": ('name = "../up"', "names a folder"),
     "code": ('defenses = ["__import__(\'os\').abort()"]', "nothing is computed"),
+    "empty sweep": ('defenses = ["noise(sigma=sweep())"]', "sweep takes the values"),
+    "threshold of nothing": ("leak_at = {psrn = 1.0}", "did you mean 'psnr'"),
+    "not to be granted": ('threats = ["curious+public_data"]', "cannot be granted"),
+    "raising build": ('task = "image(model=python(\'raising:build\'))"', "ZeroDivisionError"),
+    "out is a file": ('name = "x"\n' + TASK, "is a file"),
     "bad labels": ('task = "image(data=npz(\'floats.npz\'))"', "class numbers"),
     "wrong keys": ('task = "image(data=npz(\'floats.npz\', x=pixels))"', "it holds"),
     "not npz": ('task = "image(data=npz(\'text.npz\'))"', "savez"),
@@ -123,10 +128,13 @@ def test_bad_input_is_one_clear_line_and_nothing_written(tmp_path: Path, case: s
         "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 3))\n")
     np.savez(tmp_path / "floats.npz", x=np.zeros((4, 8, 8, 3), np.uint8), y=np.zeros(4))
     (tmp_path / "text.npz").write_text("no")
+    (tmp_path / "raising.py").write_text("def build(shape, classes):\n    return 1 / 0\n")
+    if case == "out is a file":
+        (tmp_path / "out").write_text("mine")
     text, says = BAD[case]
     done = gradleak("run", write(tmp_path, text + "\n"), "--out", "out", cwd=tmp_path, code=2)
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").is_dir()
 
 
 def test_a_missing_audit_or_run_is_said(tmp_path: Path) -> None:
@@ -187,20 +195,33 @@ def scores(run: Path) -> dict[str, object]:
     return found
 
 
+def next_checkpoint(run: Path, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a trial that is under way has been saved anew."""
+    before = {p: p.stat().st_mtime_ns for p in run.glob("cells/*/state.safetensors")}
+    while process.poll() is None:
+        for path in run.glob("cells/*/state.safetensors"):
+            if path.exists() and path.stat().st_mtime_ns != before.get(path):
+                return True
+        time.sleep(0.01)
+    return False
+
+
 @pytest.mark.slow
-def test_kill_anywhere_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_kill_anywhere_and_go_on(tmp_path: Path, workers: str) -> None:
     text = TASK + ('attacks = ["dlg(steps=60, restarts=2)"]\ntrials = 2\nthreats = ["informed"]\n'
                    'defenses = ["none", "prune(keep=0.3)"]\nmetrics = ["psnr", "ssim"]\n')
     path = write(tmp_path, text)
     gradleak("run", path, "--out", "whole", "--workers", 2, cwd=tmp_path)
-    command = [sys.executable, "-c", "import gradleak.audit.run as r, sys; r.CHECKPOINT_SECONDS = 0.0; "
-               "from gradleak.cli import main; main()", "run", str(path), "--out", "killed", "--workers", "1"]
-    for wait in (2.5, 4.0, 5.0, 7.0):
+    impatient = {**os.environ, "OMP_NUM_THREADS": "1", "GRADLEAK_CHECKPOINT_SECONDS": "0"}
+    command = [sys.executable, "-m", "gradleak.cli", "run", str(path), "--out", "killed", "--workers", workers]
+    for hit in range(4):
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                   env={**os.environ, "OMP_NUM_THREADS": "1"})
-        time.sleep(wait)
+                                   env=impatient)
+        kept = next_checkpoint(tmp_path / "killed", process)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        assert kept, f"kill {hit} came too late to interrupt anything"
     gradleak("run", path, "--out", "killed", "--workers", 2, cwd=tmp_path)
     assert scores(tmp_path / "killed") == scores(tmp_path / "whole")
 

@@ -48,6 +48,18 @@ def test_one_leak_is_a_leak_and_one_doubt_a_doubt() -> None:
     assert worst([]) is Verdict.INCONCLUSIVE
 
 
+def test_what_is_not_finished_has_not_held() -> None:
+    cell = Audit(trials=8, threats=("curious",)).cells()[0]
+    metrics = [registry.build("metric", parse("psnr"))]
+    assert row(cell, [record()], False, metrics).verdict is Verdict.INCONCLUSIVE
+    assert row(cell, [record(leaked=[True])], False, metrics).verdict is Verdict.LEAKS
+    assert exit_code([]) == 3
+
+
+def test_near_orthogonal_updates_do_not_make_everything_held() -> None:
+    assert of_trial(record(residual={"guess": [1.0, 1], "truth": [0.99, 1]})) is Verdict.INCONCLUSIVE
+
+
 def test_a_flat_picture_is_not_a_leak() -> None:
     metrics = [registry.build("metric", parse("psnr"))]
     assert leaked({"psnr": [25.0]}, {"psnr": [24.0]}, metrics) == [False]
@@ -107,13 +119,23 @@ def test_what_an_attack_lacks_is_said(tmp_path) -> None:
 
 
 def test_a_sure_model_is_flagged(play) -> None:
-    seen = play().seen
-    typical = checks.typical_length(seen, 1, Rng(0))
-    assert list(checks.before(seen.update, typical)) == []
-    faint = {k: v * 1e-6 for k, v in seen.update.items()}
-    assert any("nearly zero" in w for w in checks.before(faint, typical))
+    scene = play()
+    seen, strength = scene.seen, scene.sent.strength
+    typical = checks.typical_length(seen.replay, seen, 1, Rng(0))
+    assert list(checks.before(seen.update, strength, typical)) == []
+    assert any("nearly zero" in w for w in checks.before(seen.update, 1e-6 * strength, typical))
     broken = {k: v * float("nan") for k, v in seen.update.items()}
-    assert any("NaN" in w for w in checks.before(broken, typical))
+    assert any("NaN" in w for w in checks.before(broken, strength, typical))
+
+
+def test_a_clipped_update_is_not_taken_for_a_sure_model(tmp_path) -> None:
+    assert played(tmp_path, defenses=("clip(norm=0.0001)",), threats=("curious",))["warnings"] == []
+
+
+def test_a_diverged_client_is_unreliable_and_not_attacked(tmp_path) -> None:
+    for attack in ("dlg(steps=3, restarts=1)", "ig(steps=3, restarts=1)"):
+        done = played(tmp_path, client="local_steps(steps=3, rate=1e38)", batch=(3,), attacks=(attack,))
+        assert of_trial(done) is Verdict.UNRELIABLE and any("diverged" in w for w in done["warnings"])
 
 
 def test_a_converged_model_is_flagged_in_an_audit(tmp_path) -> None:
@@ -128,7 +150,8 @@ def test_a_converged_model_is_flagged_in_an_audit(tmp_path) -> None:
     import sys
 
     sys.path.insert(0, str(tmp_path))
-    (cell,) = Audit(task=task, attacks=("linear",), threats=("curious",), trials=1).cells()
+    (cell,) = Audit(task=task, attacks=("linear",), threats=("curious",), trials=1,
+                    defenses=("noise(sigma=0.1)",)).cells()
     world = cell.world()
     secret = stage(cell, 0).secret
     label = int(secret.labels[0])
@@ -141,9 +164,11 @@ def test_a_converged_model_is_flagged_in_an_audit(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_strong_noise_never_leaks(tmp_path) -> None:
-    for attack in ("dlg(steps=30, restarts=1)", "ig(steps=60, restarts=1)"):
-        done = played(tmp_path, defenses=("noise(relative=10)",), attacks=(attack,))
-        assert of_trial(done) is not Verdict.LEAKS
+    for attack in ("dlg(steps=150, restarts=1)", "ig(steps=150, restarts=1)"):
+        assert of_trial(played(tmp_path, attacks=(attack,))) is Verdict.LEAKS
+        for trial in range(3):
+            done = played(tmp_path, defenses=("noise(relative=10)",), attacks=(attack,), seed=trial)
+            assert of_trial(done) is not Verdict.LEAKS
 
 
 def test_score_uses_one_assignment(play) -> None:

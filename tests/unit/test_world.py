@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradleak import registry
+from gradleak.errors import UsageError
 from gradleak.residual import distance, residual
 from gradleak.rng import Rng
 from gradleak.spec import parse
@@ -112,6 +113,50 @@ def test_dropout_is_drawn_from_the_clients_stream() -> None:
     assert mean == pytest.approx(float(learner.loss(learner.params, batch, "eval")))
     assert registry.build("client", parse("one_step(mode=train)")).random(learner, 2)
     assert not registry.build("client", parse("one_step(mode=eval)")).random(learner, 2)
+
+
+class Channels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.layer = nn.Dropout2d(0.5), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.drop(x).flatten(1))
+
+
+class Noisy(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+def test_channel_dropout_is_drawn_and_other_randomness_refused() -> None:
+    learner = Learner(Channels(), (3, 2, 2), 3)
+    batch = Batch(torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0]))
+    one, same, other = (float(learner.loss(learner.params, batch, "train", rng)) for rng in (Rng(1), Rng(1), Rng(2)))
+    assert learner.drops and one == same != other
+    with pytest.raises(UsageError, match="random numbers of its own"):
+        Learner(Noisy(nn.Flatten(), nn.Linear(12, 3)), (3, 2, 2), 3)
+
+
+def test_local_steps_use_every_example() -> None:
+    client = registry.build("client", parse("local_steps(steps=2)"))
+    assert sum(s.stop - s.start for s in client._epoch(5)) == 5
+    with pytest.raises(UsageError, match="unused"):
+        registry.build("client", parse("local_steps(steps=2, batch=2)")).order(8, Rng(0))
+
+
+def test_trained_weights_do_not_depend_on_threads() -> None:
+    from gradleak.audit.plan import Audit, _world
+
+    task = "image(model=convnet(width=8), data=photos(size=16, count=40), train=3)"
+    (cell,) = Audit(task=task, threats=("curious",)).cells()
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        _world.cache_clear()
+        found.append(cell.world().learner.params)
+    torch.set_num_threads(1)
+    assert all(torch.equal(found[0][k], found[1][k]) for k in found[0])
 
 
 def test_frozen_parameters_are_not_sent() -> None:

@@ -1,11 +1,12 @@
 """Attacks made of attacks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from gradleak.attacks.descent import Descent
+from gradleak.errors import UsageError
 from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.types import Attack, Batch, Guess, Know, Observation
@@ -23,6 +24,10 @@ class Restart:
 
     attack: Attack
     times: int
+
+    def __post_init__(self) -> None:
+        if self.times < 1:
+            raise UsageError(f"restarts={self.times}: at least 1")
 
     @property
     def needs(self) -> frozenset[Know]:
@@ -60,22 +65,30 @@ class Stages:
 def _in_turn(
     attacks: list[Attack], seen: Observation, rng: Rng, start: Guess | None, hand_over: bool,
 ) -> Iterator[Guess]:
-    """Run attacks one after the other. The state carries which one is under way and the best answer before it."""
-    state = dict(start.state) if start else {}
-    first = int(state.pop("stage", torch.tensor(0)))
-    best = _unpacked(state, "kept.") if start else None
-    inner = replace(start, state=state) if start and state else start
+    """Run attacks one after the other.
+
+    The state carries which one is under way, its own state, its latest guess and the best answer before it.
+    """
+    first, best, inner = _restored(start)
     for stage in range(first, len(attacks)):
-        last: Guess | None = None
+        last = inner if stage == first and start is not None and "stage" in start.state else None
         for last in attacks[stage].guesses(seen, rng / stage, inner):
-            kept = {f"kept.{k}": v for k, v in _packed(best).items()} if best else {}
-            shown = _lower(seen, best, last)
-            state = {"stage": torch.tensor(stage), **kept, **last.state}
             done = PARTS * stage + PARTS * last.step // last.steps
-            yield replace(shown, step=done, steps=PARTS * len(attacks), state=state)
+            state = {"stage": torch.tensor(stage), **_packed("kept", best), **_packed("now", last),
+                     **{f"inner.{k}": v for k, v in last.state.items()}}
+            yield replace(_lower(seen, best, last), step=done, steps=PARTS * len(attacks), state=state)
         if last is not None:
             best = _lower(seen, best, replace(last, state={}))
         inner = best if hand_over else None
+
+
+def _restored(start: Guess | None) -> tuple[int, Guess | None, Guess | None]:
+    """The stage to go on with, the best answer before it, and the guess that stage goes on from."""
+    if start is None or "stage" not in start.state:
+        return 0, None, start
+    inner = {k.removeprefix("inner."): v for k, v in start.state.items() if k.startswith("inner.")}
+    now = _unpacked("now", start.state)
+    return int(start.state["stage"]), _unpacked("kept", start.state), replace(now, state=inner) if now else None
 
 
 def _lower(seen: Observation, one: Guess | None, other: Guess) -> Guess:
@@ -84,11 +97,13 @@ def _lower(seen: Observation, one: Guess | None, other: Guess) -> Guess:
     return one
 
 
-def _packed(guess: Guess) -> dict[str, torch.Tensor]:
-    return {"x": guess.batch.x, "y": guess.batch.y, "reading": guess.reading}
+def _packed(name: str, guess: Guess | None) -> dict[str, torch.Tensor]:
+    if guess is None:
+        return {}
+    return {f"{name}.x": guess.batch.x, f"{name}.y": guess.batch.y, f"{name}.reading": guess.reading}
 
 
-def _unpacked(state: dict[str, torch.Tensor], prefix: str) -> Guess | None:
-    """Take a packed guess out of a state, if one is there."""
-    kept = {k.removeprefix(prefix): state.pop(k) for k in list(state) if k.startswith(prefix)}
-    return Guess(Batch(kept["x"], kept["y"]), kept["reading"]) if kept else None
+def _unpacked(name: str, state: Mapping[str, torch.Tensor]) -> Guess | None:
+    if f"{name}.x" not in state:
+        return None
+    return Guess(Batch(state[f"{name}.x"], state[f"{name}.y"]), state[f"{name}.reading"])

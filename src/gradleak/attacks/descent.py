@@ -15,6 +15,7 @@ from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
 from gradleak.attacks.parts.priors import Prior
 from gradleak.attacks.parts.schedules import Number
 from gradleak.calculus import Lanes
+from gradleak.errors import UsageError
 from gradleak.residual import distance
 from gradleak.rng import Rng
 from gradleak.types import Batch, Guess, Know, Observation
@@ -46,6 +47,10 @@ class Descent:
     begin: Begin = "normal"
     lanes: int = 1
     yields: int = 40
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.lanes < 1:
+            raise UsageError(f"steps={self.steps}, restarts={self.lanes}: both must be at least 1")
 
     @property
     def needs(self) -> frozenset[Know]:

@@ -8,7 +8,7 @@ import torch
 from gradleak.residual import Residual, norm
 from gradleak.rng import Rng
 from gradleak.threats import PROTOCOL, Threat
-from gradleak.types import Batch, Guess, Know, Observation, Update
+from gradleak.types import Batch, Guess, Observation, Replay, Update
 from gradleak.world.learner import Learner
 
 EXACT = 1e-4
@@ -18,24 +18,26 @@ FAINT = 1e-3
 """An update shorter than this share of what random inputs give says next to nothing about its data."""
 
 
-def before(update: Update, typical: float) -> Iterator[str]:
-    """Is there anything in the update to find?"""
-    if not all(bool(value.isfinite().all()) for value in update.values()):
-        yield "the update holds NaN or infinite values: the client's training has diverged"
-        return
-    size = norm(update)
-    if size < FAINT * typical:
-        yield (f"the update is nearly zero (length {size:.1e}, {size / max(typical, 1e-30):.1e} of what random inputs "
-               "give): the model is already sure of this batch; audit batches of higher loss with draw=loss")
+def finite(update: Update) -> bool:
+    return all(bool(value.isfinite().all()) for value in update.values())
 
 
-def typical_length(seen: Observation, count: int, rng: Rng) -> float:
-    """Length of the update that random images with labels they do not have would give."""
+def before(update: Update, strength: float, typical: float) -> Iterator[str]:
+    """Is there anything to find? `strength` is the length of the update before any defense."""
+    if not finite(update):
+        yield "the update holds NaN or infinite values: the client's training has diverged; lower its rate"
+    elif strength < FAINT * typical:
+        yield (f"the update is nearly zero (length {strength:.1e}, {strength / max(typical, 1e-30):.1e} of what random "
+               "inputs give): the model is already sure of this batch; audit batches of higher loss with draw=loss")
+
+
+def typical_length(replay: Replay, seen: Observation, count: int, rng: Rng) -> float:
+    """Length of the update that random images with random labels would give."""
     like = next(iter(seen.params.values())).detach()
     x = (rng / "images").uniform((count, *seen.shape), like)
     y = (rng / "labels").permutation(max(count, seen.classes))[:count] % seen.classes
     with torch.no_grad():
-        return norm(seen.replay(Batch(x, y)))
+        return norm(replay(Batch(x, y.to(like.device))))
 
 
 def replay_of_truth(truth: Residual, exact: bool, learner: Learner) -> Iterator[str]:
@@ -53,6 +55,5 @@ def after(guess: Guess, seen: Observation, threat: Threat) -> Iterator[str]:
     if guess.notes.get("lane_spread") == 0.0:
         yield "all restarts ended in the same point to the last bit: they were not independent"
     idle = threat.knows - seen.facts.used - PROTOCOL
-    idle = frozenset(know for know in idle if know in seen.facts or know is Know.DEFENSE)
     if idle:
         yield f"granted but unused knowledge: {', '.join(sorted(k.value for k in idle))}; use an attack that uses it"

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gradleak import registry
+from gradleak.calculus import one_thread
 from gradleak.errors import GradleakError, UsageError, did_you_mean
 from gradleak.rng import Rng
 from gradleak.spec import parse, sweep
 from gradleak.threats import PROTOCOL, threat
 from gradleak.types import Attack, Defense, Metric
 from gradleak.world.clients import Participation
+from gradleak.world.round import GRANTS
 from gradleak.world.task import World
 
 LARGEST_FILE = 1_000_000
@@ -55,6 +57,16 @@ class Cell:
     def assumed(self) -> Participation:
         return registry.build("client", parse(self.assume))  # type: ignore[no-any-return]
 
+    def walk(self) -> None:
+        """Refuse a client that would leave some of its examples out."""
+        self.participation().order(self.batch, Rng(self.seed))
+
+    def grants(self) -> None:
+        """Refuse a threat that is granted what this world does not have."""
+        for know in sorted(threat(self.threat).knows - GRANTS, key=lambda k: k.value):
+            raise UsageError(f"threat {self.threat!r}: {know.value} cannot be granted here; "
+                             f"there is {', '.join(sorted(k.value for k in GRANTS))}")
+
     def scorers(self) -> list[Metric]:
         return [registry.build("metric", parse(name)) for name in self.metrics]
 
@@ -64,7 +76,8 @@ class Cell:
 
 @lru_cache(maxsize=2)
 def _world(task: str, seed: int) -> World:
-    return registry.build("task", parse(task)).open(Rng(seed) / "task")  # type: ignore[no-any-return]
+    with one_thread():
+        return registry.build("task", parse(task)).open(Rng(seed) / "task")  # type: ignore[no-any-return]
 
 
 def digest(value: object) -> str:
@@ -130,7 +143,7 @@ def duration(text: str) -> float:
 def read(path: Path) -> Audit:
     """The audit a TOML file describes, every problem in it named at once."""
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; start from one of examples/, or run `gradleak run` without a file")
+        raise UsageError(f"{path}: no such file; `gradleak run` without a file writes an audit.toml to start from")
     if path.stat().st_size > LARGEST_FILE:
         raise UsageError(f"{path}: larger than {LARGEST_FILE} bytes: not an audit file")
     try:
@@ -197,9 +210,12 @@ def _problems(audit: Audit) -> Iterator[str]:
     except GradleakError as problem:
         yield str(problem)
         return
+    for name in audit.leak_at:
+        if name not in audit.metrics:
+            yield f"leak_at: {name!r} is not among the metrics: {did_you_mean(name, list(audit.metrics))}"
     seen: set[str] = set()
     for cell in cells:
-        for check in (cell.defender, cell.attacker, cell.participation, cell.assumed, cell.scorers):
+        for check in (cell.defender, cell.attacker, cell.walk, cell.assumed, cell.scorers, cell.grants):
             try:
                 check()
             except GradleakError as problem:

@@ -128,13 +128,19 @@ class Run:
         plan = self.path / "plan.json"
         if plan.exists():
             self._refuse_change(read_json(plan)["audit"], json.loads(json.dumps(asdict(audit))))
-            return
-        if self.path.exists() and any(self.path.iterdir()):
+        else:
+            self._refuse_strangers()
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(plan, {"audit": asdict(audit), "cells": [{"key": c.key, **asdict(c)} for c in audit.cells()]})
+        if not (self.path / "audit.toml").exists():
+            write_json(self.path / "environment.json", environment())
+            _whole(self.path / "audit.toml", to_toml(audit).encode())
+
+    def _refuse_strangers(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path}: is a file; choose a folder with --out")
+        if self.path.exists() and any(not child.name.endswith(".part") for child in self.path.iterdir()):
             raise UsageError(f"{self.path}: exists and is not a gradleak run; choose another --out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "environment.json", environment())
-        _whole(self.path / "audit.toml", to_toml(audit).encode())
-        write_json(plan, {"audit": asdict(audit), "cells": [{"key": c.key, **asdict(c)} for c in audit.cells()]})
 
     def _refuse_change(self, old: dict[str, Any], new: dict[str, Any]) -> None:
         changed = [f"{k}: {old.get(k)!r} -> {new[k]!r}" for k in new if old.get(k) != new[k]]

@@ -1,7 +1,7 @@
 """LEAKS, HELD, INCONCLUSIVE or UNRELIABLE: see DESIGN section 7."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -25,7 +25,8 @@ MEANING = {
 }
 
 SLACK, SLACK_SHARE = 1e-5, 0.02
-"""A guess explains the update as well as the truth up to this much (cosine distance), or this share of the truth's."""
+"""A guess explains the update as well as the truth does up to this much (cosine distance), and this share of the
+truth's distance from explaining it fully or not at all, whichever is nearer."""
 
 
 def leaked(scores: dict[str, list[float]], blind: dict[str, list[float]], metrics: Sequence[Metric]) -> list[bool]:
@@ -49,12 +50,13 @@ def of_trial(record: dict[str, Any]) -> Verdict:
     """A demonstrated leak is a fact, whatever the checks say; anything less must survive them."""
     if any(record["leaked"]):
         return Verdict.LEAKS
-    if record["failed"] is not None:
-        return Verdict.INCONCLUSIVE
     if record["warnings"]:
         return Verdict.UNRELIABLE
+    if record["failed"] is not None:
+        return Verdict.INCONCLUSIVE
     guess, truth = record["residual"]["guess"][0], record["residual"]["truth"][0]
-    return Verdict.HELD if guess <= truth * (1 + SLACK_SHARE) + SLACK else Verdict.INCONCLUSIVE
+    slack = SLACK + SLACK_SHARE * min(truth, 1 - truth)
+    return Verdict.HELD if guess <= truth + slack else Verdict.INCONCLUSIVE
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -90,27 +92,29 @@ def row(cell: Cell, trials: list[dict[str, Any]], finished: bool, metrics: Seque
     """Judge a cell from its records."""
     scored = [t for t in trials if t["scores"]]
     better = {m.name: m.better for m in metrics}
-    scores = {name: summarise([v for t in scored for v in t["scores"][name]], better[name])
-              for name in (scored[0]["scores"] if scored else {})}
+    measured = dict.fromkeys(name for t in scored for name in t["scores"])
+    scores = {name: summarise([v for t in scored for v in t["scores"].get(name, [])], better[name])
+              for name in measured}
     reasons = list(dict.fromkeys(r for t in trials for r in [*t["warnings"], t["failed"], t["stopped"]] if r))
     if not finished:
         reasons.append(f"only {len(trials)} of {cell.trials} trials are finished: run the same command to go on")
     sides = ("guess", "truth") if scored else ()
     mean = {who: sum(t["residual"][who][0] for t in scored) / len(scored) for who in sides}
+    verdict = worst(of_trial(t) for t in trials)
+    if not finished and verdict is Verdict.HELD:
+        verdict = Verdict.INCONCLUSIVE
+    known = scored[0] if scored else {"unscored": {}, "granted": [], "unused": []}
     changed = [t["distortion"] for t in trials if t["distortion"] is not None]
     return Row(
-        cell, worst(of_trial(t) for t in trials), tuple(reasons), scores,
-        dict(trials[0]["unscored"]) if trials else {}, mean,
+        cell, verdict, tuple(reasons), scores, {k: v for k, v in known["unscored"].items() if k not in scores}, mean,
         sum(sum(t["leaked"]) for t in scored), sum(len(t["leaked"]) for t in scored),
-        tuple(trials[0]["granted"]) if trials else (), tuple(trials[0]["unused"]) if trials else (),
+        tuple(known["granted"]), tuple(known["unused"]),
         sum(changed) / len(changed) if changed else None, sum(t["seconds"] for t in trials), finished, tuple(trials),
     )
 
 
 def compare_threats(rows: list[Row]) -> list[Row]:
     """Suspect the informed attacker where the naive one clearly does better: then its copy of the defense is wrong."""
-    from dataclasses import replace
-
     naive = {_without_threat(r.cell): r for r in rows if r.cell.threat.startswith("curious") and r.scores}
     judged = []
     for r in rows:
@@ -133,12 +137,27 @@ def _clearly_better(one: Row, other: Row) -> bool:
         one.scores["psnr"].low > other.scores["psnr"].high and one.scores["psnr"].mean > other.scores["psnr"].mean + 3)
 
 
-def exit_code(rows: Sequence[Row]) -> int:
-    """0 held, 1 leaks, 3 neither shown. Attacks on the same target stand for each other: one that held is enough."""
-    groups: dict[tuple[object, ...], set[Verdict]] = {}
+def together(verdicts: Iterable[Verdict]) -> Verdict:
+    """Of several attacks on the same target: one leak is a leak, and without a doubt one that held is enough."""
+    found = set(verdicts)
+    for verdict in (Verdict.LEAKS, Verdict.UNRELIABLE, Verdict.HELD):
+        if verdict in found:
+            return verdict
+    return Verdict.INCONCLUSIVE
+
+
+def settings(rows: Sequence[Row]) -> dict[tuple[object, ...], list[Row]]:
+    """The rows of each target (task, client, batch, defense, threat), whatever the attack."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
     for r in rows:
         key = (r.cell.task, r.cell.client, r.cell.batch, r.cell.defense, r.cell.threat)
-        groups.setdefault(key, set()).add(r.verdict)
-    if any(Verdict.LEAKS in found for found in groups.values()):
+        groups.setdefault(key, []).append(r)
+    return groups
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """0 held, 1 leaks, 3 neither shown."""
+    found = {together(r.verdict for r in group) for group in settings(rows).values()}
+    if Verdict.LEAKS in found:
         return 1
-    return 0 if all(Verdict.HELD in found and Verdict.UNRELIABLE not in found for found in groups.values()) else 3
+    return 0 if found == {Verdict.HELD} else 3

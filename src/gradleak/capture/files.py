@@ -12,18 +12,19 @@ from torch import Tensor
 from gradleak import registry
 from gradleak.audit import checks
 from gradleak.errors import UsageError
-from gradleak.residual import residual
+from gradleak.residual import norm, residual
 from gradleak.rng import Rng
 from gradleak.spec import parse
 from gradleak.threats import Threat
 from gradleak.types import Attack, Guess, Know, Observation, Params, Release, Update
 from gradleak.world.learner import Learner
+from gradleak.world.task import check_output
 
 EXPLAINED = 1e-3
 """A residual below this means the candidates account for the update."""
 
 
-def load(path: Path, like: Params, what: str) -> Update:
+def load(path: Path, like: Params, what: str, also: Params | None = None) -> Update:
     """Tensors by parameter name, refused unless names, shapes and values fit the model."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file; save the {what} with safetensors.torch.save_file")
@@ -31,17 +32,19 @@ def load(path: Path, like: Params, what: str) -> Update:
         found = load_file(path)
     except (SafetensorError, ValueError, OSError) as problem:
         raise UsageError(f"{path}: not a safetensors file ({problem}); save with safetensors.torch.save_file") from None
-    missing, extra = sorted(set(like) - set(found)), sorted(set(found) - set(like))
+    also = also or {}
+    missing, extra = sorted(set(like) - set(found)), sorted(set(found) - set(like) - set(also))
     if missing or extra:
         raise UsageError(f"{path}: parameter names do not fit the model (missing: {', '.join(missing[:3]) or 'none'}; "
                          f"unknown: {', '.join(extra[:3]) or 'none'}); check --model, or rename them")
     for name, value in found.items():
-        if value.shape != like[name].shape:
-            raise UsageError(f"{path}: {name} has shape {tuple(value.shape)}, not {tuple(like[name].shape)}; "
+        wanted = like[name] if name in like else also[name]
+        if value.shape != wanted.shape:
+            raise UsageError(f"{path}: {name} has shape {tuple(value.shape)}, not {tuple(wanted.shape)}; "
                              "check --model, --shape and --classes")
-        if not value.is_floating_point() or not bool(value.isfinite().all()):
+        if (name in like and not value.is_floating_point()) or not bool(value.isfinite().all()):
             raise UsageError(f"{path}: {name} holds NaN, infinite or non-float values; nothing can be matched to it")
-    return {name: found[name].to(like[name]) for name in like}
+    return {name: value.to(like[name] if name in like else also[name]) for name, value in found.items()}
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -63,11 +66,15 @@ def observe(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed((Rng(seed) / "task" / "model").number)
         module = registry.build("model", parse(model)).build(size, classes)
+    check_output(module, model, size, classes)
+    if params:
+        trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+        others = {k: v for k, v in module.state_dict().items() if k not in trained}
+        module.load_state_dict(load(params, trained, "weights", others), strict=False)
     learner = Learner(module, size, classes)
     part = registry.build("client", parse(client))
-    weights = load(params, learner.params, "weights") if params else learner.params
     facts = {Know.COUNT: count, Know.LOCAL_STEPS: dict(part.protocol), Know.DEFENSE: defense}
-    release = Release(weights, load(update, learner.params, "update"), size, classes, facts)
+    release = Release(learner.params, load(update, learner.params, "update"), size, classes, facts)
     threat = Threat("informed", frozenset({Know.DEFENSE}))
     return threat.observe(release, part.of(learner), registry.build("defense", parse(defense)))
 
@@ -78,8 +85,13 @@ def attack_file(
 ) -> None:
     """Attack a captured update, write what was recovered, say how well it explains the update."""
     attacker: Attack = registry.build("attack", parse(attack))
+    lacking = attacker.needs - {Know.COUNT, Know.LOCAL_STEPS, Know.DEFENSE}
+    if lacking:
+        needs = ", ".join(sorted(k.value for k in lacking))
+        raise UsageError(f"{attack}: needs {needs}, which a captured update does not bring; choose one that infers it")
     seen = observe(update, model, params, shape, classes, count, client, defense, seed)
-    for warning in checks.before(seen.update, checks.typical_length(seen, count, Rng(seed))):
+    typical = checks.typical_length(seen.replay, seen, count, Rng(seed))
+    for warning in checks.before(seen.update, norm(seen.update), typical):
         err.print(f"warning: {warning}", style="yellow", highlight=False, markup=False)
     guess = _attacked(attacker, seen, Rng(seed) / "attack", err)
     to.mkdir(parents=True, exist_ok=True)
@@ -106,5 +118,5 @@ def _attacked(attacker: Attack, seen: Observation, rng: Rng, err: Console) -> Gu
 def _save(image: Tensor, path: Path) -> None:
     from PIL import Image
 
-    pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(path)

@@ -57,6 +57,8 @@ class Noise:
 
     def clean(self, update: Update) -> Update:
         """Shrink each layer by the share of its energy that is signal (James-Stein), where the scale is known."""
+        if self.relative is not None:
+            return {k: v / (1 + self.relative**2) for k, v in update.items()}
         if self.sigma is None:
             return update
         return {k: v * torch.clamp(1 - self.sigma**2 / v.square().mean().clamp_min(1e-30), min=1e-3)

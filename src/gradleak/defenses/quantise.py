@@ -41,12 +41,15 @@ class Quantise:
     def _nearest(self, layer: Tensor) -> Tensor:
         return torch.round(layer / self._grid(layer)) * self._grid(layer)
 
+    def _random(self, layer: Tensor, draws: Tensor) -> Tensor:
+        levels = 2 ** (self.bits - 1) - 1
+        return torch.floor(layer / self._grid(layer) + draws).clamp(-levels, levels) * self._grid(layer)
+
     def protect(self, client: Client) -> Client:
         def rounded(update: Update, rng: Rng | None) -> Update:
             if not self.stochastic or rng is None:
                 return {k: self._nearest(v) for k, v in update.items()}
-            return {k: torch.floor(v / self._grid(v) + (rng / k).uniform(v.shape, v)) * self._grid(v)
-                    for k, v in update.items()}
+            return {k: self._random(v, (rng / k).uniform(v.shape, v)) for k, v in update.items()}
 
         return after(client, rounded)
 

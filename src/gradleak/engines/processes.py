@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from queue import Empty, SimpleQueue
 
 from gradleak.engines.here import Job
 from gradleak.engines.report import Tell
@@ -14,26 +14,36 @@ from gradleak.errors import GradleakError
 
 
 def run(jobs: Sequence[Job], tell: Tell, workers: int) -> None:
-    """Hand out jobs as workers come free."""
-    waiting: SimpleQueue[tuple[int, Job]] = SimpleQueue()
-    for numbered in enumerate(jobs):
-        waiting.put(numbered)
+    """Hand out jobs as workers come free. When one fails, the others are stopped: nothing finished is lost."""
+    waiting = deque(enumerate(jobs))
+    started: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(workers) as threads:
-        for finished in [threads.submit(_feed, waiting, tell) for _ in range(min(workers, len(jobs)))]:
-            finished.result()
+        feeding = [threads.submit(_feed, waiting, started, tell) for _ in range(min(workers, len(jobs)))]
+        try:
+            wait(feeding, return_when=FIRST_EXCEPTION)
+        finally:
+            if not all(f.done() and f.exception() is None for f in feeding):
+                waiting.clear()
+                for worker in started:
+                    worker.kill()
+    for finished in sorted(feeding, key=lambda f: isinstance(f.exception(), _Died)):
+        finished.result()
 
 
-def _feed(waiting: SimpleQueue[tuple[int, Job]], tell: Tell) -> None:
+def _feed(waiting: deque[tuple[int, Job]], started: "list[subprocess.Popen[str]]", tell: Tell) -> None:
     """Keep one worker process busy until nothing is waiting."""
     command = [sys.executable, "-m", "gradleak.engines.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        started.append(worker)
         try:
-            while True:
-                _one(worker, *waiting.get_nowait(), tell)
-        except Empty:
-            return
+            while waiting:
+                _one(worker, *waiting.popleft(), tell)
         finally:
             worker.kill()
+
+
+class _Died(GradleakError):
+    """A worker ended without a word."""
 
 
 def _one(worker: "subprocess.Popen[str]", number: int, job: Job, tell: Tell) -> None:
@@ -54,6 +64,6 @@ def _one(worker: "subprocess.Popen[str]", number: int, job: Job, tell: Tell) -> 
     raise _death()
 
 
-def _death() -> GradleakError:
-    return GradleakError("a worker died (out of memory, or an error shown above); the same command goes on where it "
-                         "stopped, --workers 1 needs the least memory")
+def _death() -> _Died:
+    return _Died("a worker died (out of memory, or an error shown above); the same command goes on where it "
+                 "stopped, --workers 1 needs the least memory")

@@ -53,9 +53,9 @@ def blind(truths: Tensor) -> Tensor:
 
 
 @register("metric", "mse")
-def mse() -> ImageMetric:
+def mse(leak_at: float | None = None) -> ImageMetric:
     """Mean squared error."""
-    return ImageMetric("mse", "lower", None, mean_squared_error)
+    return ImageMetric("mse", "lower", leak_at, mean_squared_error)
 
 
 @register("metric", "psnr")

@@ -9,6 +9,11 @@ from torch import Tensor
 from gradleak.registry import register
 
 
+def hard(y: Tensor) -> Tensor:
+    """Class numbers, from class numbers or soft labels."""
+    return y.argmax(-1) if y.ndim == 2 else y
+
+
 @dataclass(frozen=True)
 class LabelAccuracy:
     """Per sample, whether its label is among the guessed ones, each guess used once: order does not count.
@@ -22,7 +27,7 @@ class LabelAccuracy:
     about: str = "labels"
 
     def __call__(self, readings: Tensor, truths: Tensor) -> list[float]:
-        left = Counter(readings.tolist())
+        left = Counter(hard(readings).tolist())
         scores = []
         for label in truths.tolist():
             scores.append(float(left[label] > 0))

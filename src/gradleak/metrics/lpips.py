@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradleak.errors import GradleakError
+from gradleak.errors import Unscored
 from gradleak.metrics.image import ImageMetric
 from gradleak.registry import register
 
@@ -26,10 +26,6 @@ CONVOLUTIONS = ((4, 2), (1, 2), (1, 1), (1, 1), (1, 1))
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 SMALLEST = 32
-
-
-class Unscored(GradleakError):
-    """A metric that cannot be computed here, with the reason; reported as such, never as a number."""
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -92,6 +88,6 @@ def perceptual_distance(reading: Tensor, truth: Tensor) -> float:
 
 
 @register("metric", "lpips")
-def lpips() -> ImageMetric:
+def lpips(leak_at: float | None = None) -> ImageMetric:
     """Learned perceptual distance; unscored where its network's weights are not on this machine."""
-    return ImageMetric("lpips", "lower", None, perceptual_distance)
+    return ImageMetric("lpips", "lower", leak_at, perceptual_distance)

@@ -34,7 +34,7 @@ def _arguments(made: object) -> str:
     parts = []
     for p in inspect.signature(made).parameters.values():
         star = "*" if p.kind is p.VAR_POSITIONAL else ""
-        bare = p.default in (p.empty, None)
+        bare = p.default in (p.empty, None) or "factory" in repr(p.default)
         parts.append(f"{star}{p.name}" if bare else f"{p.name}={p.default!r}")
     return ", ".join(parts).replace("'", "")
 

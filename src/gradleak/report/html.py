@@ -13,11 +13,10 @@ from torch import Tensor
 
 from gradleak.audit.plan import Cell
 from gradleak.audit.store import CellDir, Run, read_json, to_toml
-from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code
+from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, settings, together
 from gradleak.errors import GradleakError
 from gradleak.report import pictures, plots
 from gradleak.report.rows import rows
-from gradleak.rng import Rng
 from gradleak.threats import PROTOCOL, threat
 from gradleak.types import Know, Metric
 
@@ -104,7 +103,7 @@ class Footnotes:
         if metric in row.unscored:
             reason = f"{metric}: {row.unscored[metric]}"
         elif metric not in {name.partition("(")[0] for name in row.cell.metrics}:
-            reason = f"{metric} is not among this audit's metrics: add it to `metrics` and run `gradleak score`"
+            reason = f"{metric} is not among this audit's metrics: add it to `metrics` in another audit"
         else:
             return None
         return self.reasons.setdefault(reason, len(self.reasons) + 1)
@@ -152,11 +151,8 @@ def residual(value: float) -> str:
 
 def headline(judged: Sequence[Row]) -> Headline:
     """A setting is a batch size, a defense and a threat; attacks on it stand for each other, as for the exit code."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in judged:
-        cell = row.cell
-        groups.setdefault((cell.task, cell.client, cell.batch, cell.defense, cell.threat), []).append(row)
-    verdicts = [_together({row.verdict for row in group}) for group in groups.values()]
+    groups = settings(judged)
+    verdicts = [together(row.verdict for row in group) for group in groups.values()]
     counts = {verdict: verdicts.count(verdict) for verdict in Verdict}
     leaks, total = counts[Verdict.LEAKS], len(groups)
     rest = [f"{counts[v]} {_said(v)}" for v in Verdict if counts[v] and v is not Verdict.LEAKS]
@@ -172,13 +168,6 @@ def headline(judged: Sequence[Row]) -> Headline:
 
 def _said(verdict: Verdict) -> str:
     return "held" if verdict is Verdict.HELD else f"stayed {verdict.lower()}"
-
-
-def _together(found: set[Verdict]) -> Verdict:
-    for verdict in (Verdict.LEAKS, Verdict.UNRELIABLE, Verdict.HELD):
-        if verdict in found:
-            return verdict
-    return Verdict.INCONCLUSIVE
 
 
 def _defenses(leaking: Sequence[Row]) -> str:
@@ -209,8 +198,9 @@ def strengths(judged: Sequence[Row]) -> Iterator[tuple[str, Markup]]:
 
 
 def _lead(cell: Cell) -> Metric:
-    """The first metric is the one that is followed over the steps."""
-    return cell.scorers()[0]
+    """The first metric about the data itself is the one that is followed over the steps."""
+    scorers = cell.scorers()
+    return next((m for m in scorers if getattr(m, "about", "readings") == "readings"), scorers[0])
 
 
 def _axis(metric: str) -> str:
@@ -265,7 +255,7 @@ def _samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_tr
         trial = record["trial"]
         readings = _readings(record, folders[row.cell.key])
         others = _readings(beside[trial], folders[weakest.cell.key]) if weakest and trial in beside else []
-        truths = _truths(row.cell, trial) if show_truth and readings else []
+        truths = _truths(row.cell, record["ids"]) if show_truth and readings else []
         for i, reading in enumerate(readings):
             yield Sample(
                 f"trial {trial + 1}, sample {i + 1}", pictures.data_uri(reading),
@@ -281,9 +271,8 @@ def _readings(record: dict[str, Any], folder: CellDir) -> list[Tensor]:
     return [] if reading is None or reading.ndim != 4 else list(reading[record["match"]])
 
 
-def _truths(cell: Cell, trial: int) -> list[Tensor]:
-    secret = cell.world().draw(cell.batch, trial, cell.participation(), Rng(cell.seed) / "data")
-    return list(secret.readings)
+def _truths(cell: Cell, ids: Sequence[int]) -> list[Tensor]:
+    return list(cell.world().secret(ids).readings)
 
 
 def _progress(row: Row, folder: CellDir) -> Iterator[Markup]:

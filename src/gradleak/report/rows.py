@@ -1,6 +1,7 @@
 """The judged rows of a run, and the one stable form scripts may rely on."""
 
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,24 @@ def as_json(path: Path) -> dict[str, Any]:
     return {"cells": [_plain(r) for r in rows(open_run(path))]}
 
 
+def _mean(values: list[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return value if value is not None and isfinite(value) else None
+
+
 def _plain(r: Row) -> dict[str, Any]:
     cell = r.cell
     return {
         "task": cell.task, "client": cell.client, "batch": cell.batch, "threat": cell.threat, "defense": cell.defense,
         "attack": cell.attack, "trials": cell.trials, "seed": cell.seed, "verdict": str(r.verdict),
         "seconds": round(r.seconds, 3), "scores": {name: asdict(s) for name, s in r.scores.items()},
-        "residual": {"guess": r.residual.get("guess"), "truth": r.residual.get("truth")},
+        "residual": {who: _number(r.residual.get(who)) for who in ("guess", "truth")},
+        "label_confidence": _mean([t["notes"].get("label_confidence") for t in r.trials]),
         "knowledge": list(r.knowledge), "reasons": list(r.reasons), "unscored": r.unscored,
         "leaked": r.leaked, "samples": r.samples, "distortion": r.distortion, "finished": r.finished,
     }

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gradleak.calculus import gradient, in_lanes
@@ -53,7 +54,7 @@ class OneStep:
         return learner.drops and self.mode == "train"
 
     def order(self, count: int, rng: Rng) -> Tensor:
-        return rng.permutation(count).sort().values
+        return torch.arange(count)
 
     @property
     def protocol(self) -> Mapping[str, float]:
@@ -80,7 +81,7 @@ class PerSample:
         return learner.drops and self.mode == "train"
 
     def order(self, count: int, rng: Rng) -> Tensor:
-        return rng.permutation(count).sort().values
+        return torch.arange(count)
 
     @property
     def protocol(self) -> Mapping[str, float]:
@@ -105,23 +106,19 @@ class LocalSteps:
         if self.steps < 1 or self.rate <= 0 or (self.batch is not None and self.batch < 1):
             raise UsageError(f"{self!r}: steps and batch must be at least 1 and rate above 0")
 
-    def _chunk(self, count: int) -> int:
-        return min(self.batch or max(1, count // self.steps), count)
-
-    def _slices(self, count: int) -> list[slice]:
-        chunk = self._chunk(count)
-        starts = list(range(0, count - chunk + 1, chunk))
-        return [slice(starts[k % len(starts)], starts[k % len(starts)] + chunk) for k in range(self.steps)]
+    def _epoch(self, count: int) -> list[slice]:
+        """The minibatches of one walk through all examples, the last one perhaps shorter."""
+        chunk = min(self.batch or -(-count // self.steps), count)
+        return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
     def of(self, learner: Learner) -> Client:
         def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
             count, now = len(batch.x), dict(params)
-            slices = self._slices(count)
-            epoch = max(1, count // self._chunk(count))
-            for step, part in enumerate(slices):
-                x, y = batch.x, batch.y
-                if rng is not None and step >= epoch:
-                    order = (rng / "epoch" / (step // epoch)).permutation(count)
+            epoch = self._epoch(count)
+            for step in range(self.steps):
+                x, y, part = batch.x, batch.y, epoch[step % len(epoch)]
+                if rng is not None and step >= len(epoch):
+                    order = (rng / "epoch" / (step // len(epoch))).permutation(count)
                     x, y = x[order], y[order]
                 piece, masks = Batch(x[part], y[part]), rng / step if rng else None
                 grads = gradient(lambda p, b=piece, r=masks: learner.loss(p, b, self.mode, r), now)  # type: ignore[misc]
@@ -131,10 +128,13 @@ class LocalSteps:
         return client
 
     def random(self, learner: Learner, count: int) -> bool:
-        reshuffles = self.steps > max(1, count // self._chunk(count)) and self._chunk(count) < count
+        reshuffles = self.steps > len(self._epoch(count)) > 1
         return reshuffles or (learner.drops and self.mode == "train")
 
     def order(self, count: int, rng: Rng) -> Tensor:
+        if self.steps < len(self._epoch(count)):
+            raise UsageError(f"{self!r}: {self.steps} steps of {self.batch} leave some of {count} examples unused; "
+                             "use more steps or a larger batch")
         return rng.permutation(count)
 
     @property

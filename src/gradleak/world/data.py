@@ -1,5 +1,6 @@
 """Where private examples come from. Each is a description; `load` reads it."""
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -160,13 +161,15 @@ class Npz:
         if not Path(self.path).is_file():
             raise UsageError(f"npz({self.path!r}): no such file")
         try:
-            with np.load(self.path, allow_pickle=False) as archive:
+            with np.load(Path(self.path).open("rb"), allow_pickle=False) as archive:
+                if not isinstance(archive, np.lib.npyio.NpzFile):
+                    raise ValueError("one array, not an archive of several")
                 missing = [key for key in (self.x, self.y) if key not in archive]
                 if missing:
                     raise UsageError(f"npz({self.path!r}): no array {missing[0]!r}; it holds {', '.join(archive)}: "
                                      "name them with x= and y=")
                 pixels, labels = archive[self.x], archive[self.y]
-        except (ValueError, OSError) as problem:
+        except (ValueError, OSError, zipfile.BadZipFile, AttributeError, TypeError) as problem:
             raise UsageError(f"npz({self.path!r}): {problem}; save plain arrays with numpy.savez") from None
         return self._checked(pixels, labels.reshape(-1))
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradleak.errors import UsageError
 from gradleak.rng import Rng
 from gradleak.types import Batch, Params
-from gradleak.world.dropout import Dropped, sites
+from gradleak.world.dropout import Dropped, controlled, sites
 
 Mode = Literal["train", "eval"]
 
@@ -23,8 +24,13 @@ class Learner:
         self.shape, self.classes = shape, classes
         self.params: Params = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
         self.modes: dict[Mode, nn.Module] = {"train": _without_running_statistics(module), "eval": _evaluating(module)}
-        like = next(iter(self.params.values()))
-        self.drops = sites(self.modes["train"], torch.zeros(2, *shape).to(like)) > 0
+        if not self.params:
+            raise UsageError("the model has no trainable parameters: no update would be sent")
+        example = torch.ones(2, *shape).to(next(iter(self.params.values())))
+        if not controlled(self.modes["train"], example):
+            raise UsageError("the model draws random numbers of its own in training, other than dropout: no replay can "
+                             "follow it; take them out for the audit")
+        self.drops = sites(self.modes["train"], example) > 0
         self.norms = any(isinstance(part, _BatchNorm) for part in module.modules())
 
     def logits(self, params: Params, x: Tensor, mode: Mode, rng: Rng | None = None) -> Tensor:

@@ -147,10 +147,10 @@ class FromPython:
             sys.path.insert(0, str(Path.cwd()))
         try:
             maker = getattr(importlib.import_module(where), name)
-        except (ImportError, AttributeError, ValueError) as problem:
-            raise UsageError(f"python({self.path!r}): {problem}; name an importable function as "
-                             "'package.module:build'") from None
-        module = maker(shape, classes) if len(inspect.signature(maker).parameters) >= 2 else maker()
+            module = maker(shape, classes) if len(inspect.signature(maker).parameters) >= 2 else maker()
+        except Exception as problem:
+            raise UsageError(f"python({self.path!r}): {type(problem).__name__}: {problem}; name an importable function "
+                             "as 'package.module:build' that returns a module") from problem
         if not isinstance(module, nn.Module):
             raise UsageError(f"python({self.path!r}) returned {type(module).__name__}; return a torch.nn.Module")
         return module

@@ -10,6 +10,9 @@ from gradleak.types import Client, Defense, Know, Release, Secret
 from gradleak.world.clients import Participation
 from gradleak.world.task import World
 
+GRANTS = frozenset({Know.COUNT, Know.LABELS, Know.LOCAL_STEPS, Know.DEFENSE})
+"""What this world can grant a threat."""
+
 
 @dataclass(frozen=True)
 class Sent:

@@ -1,5 +1,6 @@
 """What is being trained: a model on private data, and the audited batches drawn from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,9 +35,12 @@ class World:
         order = self.pool[(rng / "draw" / count).permutation(len(self.pool))]
         first = (trial * count) % len(order)
         chosen = torch.cat([order, order])[first : first + count]
-        chosen = chosen[participation.order(count, rng / "order" / count / trial)]
-        x, y = self.images.x[chosen], self.images.y[chosen]
-        return Secret(x, y, tuple(chosen.tolist()), Batch(x, y))
+        return self.secret(chosen[participation.order(count, rng / "order" / count / trial)].tolist())
+
+    def secret(self, ids: Sequence[int]) -> Secret:
+        """Examples by their numbers, in that order."""
+        x, y = self.images.x[list(ids)], self.images.y[list(ids)]
+        return Secret(x, y, tuple(ids), Batch(x, y))
 
 
 @register("task", "image")
@@ -56,10 +60,12 @@ class ImageTask:
     def open(self, rng: Rng) -> World:
         images = self.data.load()
         shape, classes = tuple(images.x.shape[1:]), len(images.classes)
+        if classes < 2:
+            raise UsageError(f"{self.data!r} has one class only: a classifier needs two or more")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed((rng / "model").number)
             module = self.model.build(shape, classes)
-        _check_output(module, self.model, shape, classes)
+        check_output(module, self.model, shape, classes)
         pool = torch.arange(len(images.x))
         accuracy = None
         if self.train:
@@ -74,7 +80,8 @@ class ImageTask:
         return World(learner, images, pool, accuracy)
 
 
-def _check_output(module: nn.Module, model: Model, shape: tuple[int, ...], classes: int) -> None:
+def check_output(module: nn.Module, model: object, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse a model that does not map a batch of images to a number a class."""
     try:
         with torch.no_grad():
             out = module.eval()(torch.zeros(2, *shape))

@@ -122,7 +122,7 @@ def _apportion(counts: Tensor, n: int) -> Read:
     missing = n - int(whole.sum())
     order = (share - whole).argsort(descending=True)
     whole[order[:missing]] += 1
-    labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
+    labels = torch.repeat_interleave(torch.arange(len(whole), device=whole.device), whole)
     doubt = (share - whole).abs()
     return Read(labels, (1 - doubt[labels]).clamp(0, 1))
 
