@@ -10,7 +10,7 @@ from common import PHOTOS, cifar, line, measured
 from gradleak.audit.plan import Audit
 
 METRICS = ("psnr", "mse", "ssim", "label_accuracy")
-ATTACKS = {1: ("dlg", 16), 4: ("dlg(steps=6000, restarts=1, tv=30)", 2)}
+ATTACKS = {1: ("dlg", 16), 4: ("dlg(steps=3000, restarts=1, tv=30)", 2)}
 data = {"photos": PHOTOS, "cifar": cifar()}
 chosen = [data[word] for word in sys.argv[1:] if word in data] or [spec for spec in data.values() if spec]
 sizes = [int(word) for word in sys.argv[1:] if word.isdigit()] or [1, 4]

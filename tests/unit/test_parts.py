@@ -7,6 +7,7 @@ from gradleak.attacks.parts import objectives, schedules
 from gradleak.attacks.parts.labels import Counted
 from gradleak.attacks.parts.optimisers import LBFGS, Adam, Value
 from gradleak.attacks.parts.priors import total_variation
+from gradleak.attacks.parts.spaces import Pixels, Smooth
 from gradleak.calculus import Lanes
 from gradleak.residual import distance
 from gradleak.rng import Rng
@@ -71,6 +72,15 @@ def test_total_variation_counts_edges() -> None:
     assert float(total_variation(x)) == 0
     x[..., 2:] = 1
     assert float(total_variation(x)) == pytest.approx(4 / 12)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 12)])
+def test_spaces_are_one_to_one(size: tuple[int, int]) -> None:
+    x = torch.rand(2, 3, 1, *size, generator=Rng(0).torch(), dtype=torch.float64)
+    for space in (Pixels(), Smooth(), Smooth(0.5)):
+        assert torch.allclose(space.decode(space.encode(x)), x, atol=1e-8)
+    waves = Smooth().decode(torch.randn(50, 1, 1, 32, 32, generator=Rng(1).torch()) + 0.5)
+    assert float(total_variation(waves).mean()) < 0.7 * float(total_variation(torch.randn_like(waves)).mean())
 
 
 def test_schedules() -> None:

@@ -14,6 +14,7 @@ from gradleak.attacks.parts.objectives import Objective
 from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
 from gradleak.attacks.parts.priors import Prior
 from gradleak.attacks.parts.schedules import Number
+from gradleak.attacks.parts.spaces import Pixels, Space
 from gradleak.calculus import Lanes
 from gradleak.errors import UsageError
 from gradleak.residual import distance
@@ -43,6 +44,7 @@ class Descent:
     log: bool = False
     """Minimise the logarithm of the mismatch: priors then weigh in proportion to what is still unexplained, strong at
     first and never outweighing the evidence, and the search does not stall as the mismatch becomes small."""
+    space: Space = field(default_factory=Pixels)
     box: bool = True
     begin: Begin = "normal"
     lanes: int = 1
@@ -100,14 +102,14 @@ class Matching:
     def begin(self, start: Guess | None) -> dict[str, Tensor]:
         z = self._random()
         if start is not None:
-            z[0, : self.size] = start.batch.x.detach().flatten().to(z)
+            z[0, : self.size] = self.plan.space.encode(start.batch.x.detach().to(z)).flatten()
         worst = torch.full((len(z),), torch.inf).to(z)
         inner = {f"optimiser.{k}": v for k, v in self.plan.optimiser.begin(z).items()}
         return {"z": z, "best": z.clone(), "match": worst, "step": torch.zeros((), dtype=torch.long), **inner}
 
     def unpack(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates (R x B x ...) and their labels, hard or soft."""
-        x = z[:, : self.size].reshape(len(z), self.n, *self.seen.shape)
+        x = self.plan.space.decode(z[:, : self.size].reshape(len(z), self.n, *self.seen.shape))
         if not self.read.joint:
             return x, self.fixed
         return x, z[:, self.size :].reshape(len(z), self.n, self.seen.classes).softmax(-1)
@@ -135,7 +137,8 @@ class Matching:
         rate = schedules.at(plan.rate, step, plan.steps)
         z, judged, value, inner = plan.optimiser.step(state["z"], inner, self.evaluator(step), rate)
         if plan.box:
-            z[:, : self.size].clamp_(0, 1)
+            inside = self.unpack(z)[0].clamp(0, 1)
+            z[:, : self.size] = plan.space.encode(inside).flatten(1)
         better = value.match < state["match"]
         return {"z": z, "best": torch.where(better[:, None], judged, state["best"]),
                 "match": torch.where(better, value.match, state["match"]), "step": torch.tensor(step + 1),

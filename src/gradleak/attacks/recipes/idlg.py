@@ -6,7 +6,7 @@ from gradleak.registry import register
 
 
 @register("attack", "idlg")
-def idlg(steps: int = 1500, restarts: int = 2, tv: float = 3.0, published: bool = False) -> Restart:
+def idlg(steps: int = 1000, restarts: int = 2, tv: float = 3.0, published: bool = False) -> Restart:
     """DLG with one field changed: the labels are read off the last layer first.
 
     Differs from the paper: as `dlg` does, and batches are served too, by counting how often each class occurs.
