@@ -1,6 +1,6 @@
 """The README's picture: the top of a run's report and one opened card, as Chromium shows them.
 
-make demo && .venv/bin/python bench/picture.py runs/quickstart docs/report.png
+make demo && .venv/bin/python bench/picture.py runs/quickstart-* docs/report.png
 """
 
 import sys

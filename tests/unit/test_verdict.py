@@ -10,7 +10,7 @@ from gradleak.audit import checks
 from gradleak.audit.plan import Audit
 from gradleak.audit.run import run_cell, score, stage
 from gradleak.audit.store import CellDir
-from gradleak.audit.verdict import Verdict, compare_threats, exit_code, leaked, of_trial, row, worst
+from gradleak.audit.verdict import Verdict, compare_threats, exit_code, leaked, of_trial, overall, row, worst
 from gradleak.rng import Rng
 from gradleak.spec import parse
 
@@ -194,3 +194,14 @@ def test_an_attack_that_breaks_is_a_row_that_says_so(tmp_path, monkeypatch) -> N
 def test_a_budget_stops_cleanly_and_says_so(tmp_path) -> None:
     done = played(tmp_path, attacks=("ig(steps=100000, restarts=1)",), budget="1 s")
     assert "stopped by the budget at step" in done["stopped"]
+
+
+def test_attacks_together() -> None:
+    audit = Audit(threats=("curious",), attacks=("dlg", "ig"))
+    metrics = [registry.build("metric", parse("psnr"))]
+    both = [record(scores={"psnr": [30.0, 10.0]}, residual={"guess": [0.2, 0], "truth": [0, 0]}),
+            record(scores={"psnr": [20.0, 15.0]}, residual={"guess": [0.1, 0], "truth": [0, 0]})]
+    rows = [row(c, [r], True, metrics) for c, r in zip(audit.cells(), both, strict=True)]
+    (one,) = overall(rows, "psnr", "higher")
+    assert one.worst.per_sample == (30.0, 15.0) and one.picked.per_sample == (20.0, 15.0)
+    assert overall(rows[:1], "psnr", "higher") == []

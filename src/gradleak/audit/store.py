@@ -22,10 +22,11 @@ def _part(path: Path) -> Path:
 
 
 def write_json(path: Path, value: object) -> None:
-    _whole(path, json.dumps(value, indent=1, sort_keys=True).encode())
+    write_whole(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
-def _whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """The file is there with all its content, or not at all."""
     part = _part(path)
     with part.open("wb") as file:
         file.write(content)
@@ -114,7 +115,7 @@ class CellDir:
         return [found[key] for key in sorted(found)]
 
     def finish(self) -> None:
-        _whole(self.path / "done", b"")
+        write_whole(self.path / "done", b"")
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Run:
             write_json(plan, {"audit": asdict(audit), "cells": [{"key": c.key, **asdict(c)} for c in audit.cells()]})
         if not (self.path / "audit.toml").exists():
             write_json(self.path / "environment.json", environment())
-            _whole(self.path / "audit.toml", to_toml(audit).encode())
+            write_whole(self.path / "audit.toml", to_toml(audit).encode())
 
     def _refuse_strangers(self) -> None:
         if self.path.exists() and not self.path.is_dir():

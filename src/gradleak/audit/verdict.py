@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from gradleak.audit.plan import Cell
 from gradleak.metrics.summary import Summary, summarise
@@ -153,6 +153,34 @@ def settings(rows: Sequence[Row]) -> dict[tuple[object, ...], list[Row]]:
         key = (r.cell.task, r.cell.client, r.cell.batch, r.cell.defense, r.cell.threat)
         groups.setdefault(key, []).append(r)
     return groups
+
+
+@dataclass(frozen=True)
+class Overall:
+    """Several attacks on one target, as one: the most any of them read, and what the attacker itself would pick."""
+
+    target: Row
+    attacks: int
+    worst: Summary
+    picked: Summary
+
+
+def overall(rows: Sequence[Row], metric: str, better: Literal["higher", "lower"]) -> list[Overall]:
+    """Per sample the best score of any attack, and the score of the attack whose guess explains the update best."""
+    found = []
+    for group in settings(rows).values():
+        trials: dict[int, list[dict[str, Any]]] = {}
+        for t in (t for r in group for t in r.trials if metric in t["scores"]):
+            trials.setdefault(t["trial"], []).append(t)
+        if len(group) < 2 or not trials:
+            continue
+        most = max if better == "higher" else min
+        scores = [[t["scores"][metric] for t in ts] for ts in trials.values()]
+        best = [most(sample) for each in scores for sample in zip(*each, strict=True)]
+        picks = [min(ts, key=lambda t: float(t["residual"]["guess"][0])) for ts in trials.values()]
+        picked = [value for t in picks for value in t["scores"][metric]]
+        found.append(Overall(group[0], len(group), summarise(best, better), summarise(picked, better)))
+    return found
 
 
 def exit_code(rows: Sequence[Row]) -> int:

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from torch import Tensor
 
 from gradleak.audit.plan import Cell
-from gradleak.audit.store import CellDir, Run, read_json, to_toml
-from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, settings, together
+from gradleak.audit.store import CellDir, Run, read_json, to_toml, write_whole
+from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, overall, settings, together
 from gradleak.errors import GradleakError
 from gradleak.report import pictures, plots
 from gradleak.report.rows import rows
@@ -112,9 +112,7 @@ class Footnotes:
 def write(run: Run, show_truth: bool = False) -> Path:
     """Write report.html into the run directory; private images are in it only with `show_truth`."""
     path = run.path / "report.html"
-    part = path.with_name(path.name + ".part")
-    part.write_text(page(run, show_truth), encoding="utf-8")
-    part.replace(path)
+    write_whole(path, page(run, show_truth).encode())
     return path
 
 
@@ -128,6 +126,7 @@ def page(run: Run, show_truth: bool = False) -> str:
         css=Markup((here / "page.css").read_text("utf-8")),
         audit=run.audit(), rows=judged, headline=headline(judged), cards=cards(run, judged, show_truth),
         strengths=list(strengths(judged)), ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
+        overall=overall(judged, "psnr", "higher"),
         meaning=MEANING, symbol=SYMBOL, exit_codes=EXIT, toml=_toml(run), environment=_environment(run),
     )
 

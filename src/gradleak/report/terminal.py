@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gradleak.audit.verdict import MEANING, Row, Verdict
+from gradleak.audit.verdict import MEANING, Row, Verdict, overall
 
 STYLE = {Verdict.LEAKS: "bold red", Verdict.HELD: "bold green", Verdict.INCONCLUSIVE: "bold yellow",
          Verdict.UNRELIABLE: "bold magenta"}
@@ -58,6 +58,10 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
     console.print(verdict_table(rows))
     for verdict in dict.fromkeys(r.verdict for r in rows):
         console.print(f"[{STYLE[verdict]}]{verdict}[/]: {MEANING[verdict]}")
+    for o in overall(rows, "psnr", "higher"):
+        cell = o.target.cell
+        console.print(f"{escape(cell.defense)}, {cell.threat}, batch {cell.batch}, {o.attacks} attacks: worst case "
+                      f"{o.worst.mean:.1f} dB, what the attacker would pick {o.picked.mean:.1f} dB", highlight=False)
     for reason in dict.fromkeys(reason for r in rows for reason in r.reasons):
         count = sum(reason in r.reasons for r in rows)
         console.print(f"- {escape(reason)} [dim]({count} row{'s' if count > 1 else ''})[/]", highlight=False)
