@@ -55,8 +55,8 @@ class Noise:
         return after(client, add)
 
     def clean(self, update: Update) -> Update:
-        """Nothing: a noisy update is unbiased, so matching it as it is is the likeliest explanation. Shrinking it towards
-        zero would only make present classes look absent."""
+        """Nothing: a noisy update is unbiased, so matching it as it is gives the likeliest explanation. Shrinking it
+        towards zero would only make present classes look absent."""
         return update
 
     def mimic(self, client: Client, update: Update) -> Client:
