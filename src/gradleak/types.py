@@ -1,9 +1,9 @@
 """The nouns everything else speaks: see DESIGN section 3. Nothing here computes anything worth testing alone."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,9 +13,18 @@ Params = Mapping[str, Tensor]
 Update = Mapping[str, Tensor]
 
 
+NOTHING = -1
+"""In a row of tokens: no token here."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Model-ready examples: `x` pixels, `y` class numbers (B) or soft labels (B x classes)."""
+    """Model-ready examples: `x` pixels (B x C x H x W) or word embeddings (B x L x d), `y` class numbers (B) or soft
+    labels (B x classes); a language model's `y` has one more axis, the place.
+
+    `extra` goes to the model by name: `mask` (B x L, 1 where there is a token), `ids` (B x L, only where the word
+    embeddings are trained), `drop.0`, `drop.1`, ... (dropout masks in the order in which the model drops).
+    """
 
     x: Tensor
     y: Tensor
@@ -32,8 +41,50 @@ Replay = Callable[[Batch], Update]
 
 
 @dataclass(frozen=True)
+class Sentence:
+    """Tokens as a person reads them: all without what frames a sentence, except `framed`."""
+
+    tokens: tuple[int, ...]
+    pieces: tuple[str, ...]
+    text: str
+    framed: str
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What everyone who holds the model knows about its tokens."""
+
+    table: Tensor
+    """The word embeddings, a row a token, as they enter the model."""
+    usable: Tensor
+    """Per token, whether it may stand inside a sentence."""
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    pad: int | None
+    spell: Callable[[Sequence[int]], str]
+    """Tokens as text."""
+    piece: Callable[[int], str]
+    """One token as it is written in the vocabulary."""
+
+    def sentence(self, reading: Tensor) -> Sentence:
+        """A row of tokens, `NOTHING` where there is none."""
+        framed = [int(t) for t in reading.tolist() if t != NOTHING]
+        frame = {*self.opening, *self.closing, self.pad}
+        tokens = [t for t in framed if t not in frame]
+        return Sentence(tuple(tokens), tuple(map(self.piece, tokens)), self.spell(tokens), self.spell(framed))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where the model drops: the shape of its mask and the share dropped."""
+
+    shape: tuple[int, ...]
+    share: float
+
+
+@dataclass(frozen=True)
 class Secret:
-    """The truth. Only `world` and `metrics` may look inside."""
+    """The truth. Only `world` and `metrics` may look inside. `readings` are images, or rows of tokens."""
 
     readings: Tensor
     labels: Tensor
@@ -79,6 +130,10 @@ class Facts(Mapping[Know, object]):
         return len(self._granted)
 
 
+def _no_sites(batch: Batch) -> tuple[Site, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Release:
     """What leaves the client, and every fact a threat might grant beside it."""
@@ -88,6 +143,8 @@ class Release:
     shape: tuple[int, ...]
     classes: int
     facts: Mapping[Know, object]
+    vocabulary: Vocabulary | None = None
+    sites: Callable[[Batch], tuple[Site, ...]] = _no_sites
 
 
 @dataclass(frozen=True)
@@ -100,6 +157,10 @@ class Observation:
     classes: int
     replay: Replay
     facts: Facts
+    vocabulary: Vocabulary | None = None
+    """Of the model's tokens; none where the data are images."""
+    sites: Callable[[Batch], tuple[Site, ...]] = _no_sites
+    """Where the model drops on such a batch; none if the client does not drop."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +206,13 @@ class Defense(Protocol):
 
 @runtime_checkable
 class Metric(Protocol):
-    """One number per sample. `leak_at` is the score from which a sample counts as read; None never judges."""
+    """One number per sample, of images, or of sentences, or (`about = "labels"`) of labels.
+
+    `leak_at` is the score from which a sample counts as read; None never judges.
+    """
 
     name: str
     better: Literal["higher", "lower"]
     leak_at: float | None
 
-    def __call__(self, readings: Tensor, truths: Tensor) -> list[float]: ...
+    def __call__(self, readings: Any, truths: Any) -> list[float]: ...
