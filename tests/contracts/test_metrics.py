@@ -9,8 +9,18 @@ from gradleak.metrics import lpips
 from gradleak.metrics.image import peak_signal_to_noise, structural_similarity
 from gradleak.metrics.match import assign
 from gradleak.metrics.summary import summarise
+from gradleak.metrics.text import TextMetric
 from gradleak.spec import parse
-from gradleak.types import Metric
+from gradleak.types import Metric, Sentence
+
+
+def sentence(line: str) -> Sentence:
+    pieces = tuple(line.split())
+    return Sentence(tuple(len(p) for p in pieces), pieces, line, f"[CLS] {line} [SEP]")
+
+
+TRUE = sentence("we never saw another winter")
+NEAR, FAR = TRUE, sentence("a b c")
 
 
 @pytest.fixture
@@ -24,6 +34,8 @@ def test_nearer_is_better(name: str, truth: torch.Tensor) -> None:
     if getattr(metric, "about", "readings") == "labels":
         labels = torch.tensor([3, 1, 2])
         good, bad = metric(torch.tensor([1, 2, 3]), labels), metric(torch.tensor([0, 0, 0]), labels)
+    elif isinstance(metric, TextMetric):
+        good, bad = metric([NEAR] * 3, [TRUE] * 3), metric([FAR] * 3, [TRUE] * 3)
     else:
         noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
         try:

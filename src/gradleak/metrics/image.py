@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from gradleak.errors import Unscored
 from gradleak.registry import register
 
 
@@ -21,6 +22,8 @@ class ImageMetric:
     """How much better than the best flat picture a reading must be to count as read."""
 
     def __call__(self, readings: Tensor, truths: Tensor) -> list[float]:
+        if not all(isinstance(found, Tensor) for found in (*readings, *truths)):
+            raise Unscored(f"{self.name} compares images, and these are not; for text there are exact_match, rougeL")
         return [self.function(reading, truth) for reading, truth in zip(readings, truths, strict=True)]
 
 
