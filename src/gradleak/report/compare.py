@@ -6,6 +6,7 @@ from rich.table import Table
 
 from gradleak.audit.verdict import Row, Verdict
 from gradleak.errors import UsageError
+from gradleak.report.measures import leading, measure
 from gradleak.report.terminal import STYLE, number
 
 
@@ -21,23 +22,30 @@ def table(before: Sequence[Row], after: Sequence[Row]) -> tuple[Table, bool]:
     if not shared:
         raise UsageError("the two runs share no row (task, client, batch, defense, threat and attack must agree)")
     shown = Table(title=f"{len(shared)} shared rows", title_justify="left", header_style="bold")
-    for name in ("batch", "defense", "threat", "attack", "before", "after", "psnr before", "psnr after", ""):
+    leads = list(dict.fromkeys(leading(r).name for _, r in shared))
+    score = leads[0] if len(leads) == 1 else "score"
+    for name in ("batch", "defense", "threat", "attack", "before", "after", f"{score} before", f"{score} after", ""):
         shown.add_column(name, overflow="fold")
     any_worse = False
     for one, other in shared:
         worse = _worse(one, other)
         any_worse |= worse
-        c = other.cell
+        c, lead = other.cell, leading(other).name
         shown.add_row(str(c.batch), c.defense, c.threat, c.attack, f"[{STYLE[one.verdict]}]{one.verdict}[/]",
-                      f"[{STYLE[other.verdict]}]{other.verdict}[/]", _psnr(one), _psnr(other), "worse" if worse else "")
+                      f"[{STYLE[other.verdict]}]{other.verdict}[/]", _mean(one, lead), _mean(other, lead),
+                      "worse" if worse else "")
     return shown, any_worse
 
 
-def _psnr(row: Row) -> str:
-    return number(row.scores["psnr"].mean, 1) if "psnr" in row.scores else "-"
+def _mean(row: Row, metric: str) -> str:
+    return number(row.scores[metric].mean, measure(metric).digits) if metric in row.scores else "-"
 
 
 def _worse(before: Row, after: Row) -> bool:
     if after.verdict is Verdict.LEAKS and before.verdict is not Verdict.LEAKS:
         return True
-    return "psnr" in before.scores and "psnr" in after.scores and after.scores["psnr"].low > before.scores["psnr"].high
+    metric = leading(after)
+    if metric.name not in before.scores or metric.name not in after.scores:
+        return False
+    old, new = before.scores[metric.name], after.scores[metric.name]
+    return new.low > old.high if metric.better == "higher" else new.high < old.low

@@ -5,30 +5,29 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from torch import Tensor
 
 from gradleak.audit.plan import Cell
 from gradleak.audit.store import CellDir, Run, read_json, to_toml, write_whole
-from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, overall, settings, together
+from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, settings, together
 from gradleak.errors import GradleakError
-from gradleak.report import pictures, plots
+from gradleak.report import plots
+from gradleak.report.measures import attacks_together, by_lead, columns, leading, measure, of_text
 from gradleak.report.rows import rows
+from gradleak.report.samples import Sample, samples
+from gradleak.report.sentences import Said, Stage, emergence
 from gradleak.threats import PROTOCOL, threat
 from gradleak.types import Know, Metric
 
 MOST_SAMPLES = 24
-"""Pictures a cell; more would make a page too heavy to send around."""
+"""Samples a cell; more would make a page too heavy to send around."""
 
 NEGLIGIBLE = 1e-9
 """A residual below this is rounding."""
 
 SYMBOL = {Verdict.LEAKS: "▲", Verdict.HELD: "✓", Verdict.INCONCLUSIVE: "?", Verdict.UNRELIABLE: "!"}
-
-AXIS = {"psnr": "PSNR (dB)", "ssim": "SSIM (0 to 1)", "lpips": "LPIPS (lower is closer)", "mse": "mean squared error"}
 
 EXIT = {0: "every setting held", 1: "at least one setting leaks", 2: "the command or the audit file cannot be used",
         3: "nothing leaked, but at least one setting is inconclusive or unreliable"}
@@ -44,27 +43,19 @@ SECRETS = {
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One private example: what came back, and how close that is."""
-
-    name: str
-    recovered: str
-    weakest: str | None
-    truth: str | None
-    scores: dict[str, float]
-    leaked: bool
-
-
-@dataclass(frozen=True)
 class Card:
     """A cell with everything there is to look at."""
 
     row: Row
     meaning: str
+    text: bool
     samples: tuple[Sample, ...]
     omitted: int
+    hidden: str | None
+    """Why there is nothing to look at."""
     weakest: str | None
     plots: tuple[Markup, ...]
+    emerged: tuple[Stage, ...]
     open: bool = False
 
 
@@ -102,6 +93,8 @@ class Footnotes:
             return None
         if metric in row.unscored:
             reason = f"{metric}: {row.unscored[metric]}"
+        elif metric not in {column.metric for column in columns([row])}:
+            return None
         elif metric not in {name.partition("(")[0] for name in row.cell.metrics}:
             reason = f"{metric} is not among this audit's metrics: add it to `metrics` in another audit"
         else:
@@ -110,7 +103,7 @@ class Footnotes:
 
 
 def write(run: Run, show_truth: bool = False) -> Path:
-    """Write report.html into the run directory; private images are in it only with `show_truth`."""
+    """Write report.html into the run directory; private data are in it only with `show_truth`."""
     path = run.path / "report.html"
     write_whole(path, page(run, show_truth).encode())
     return path
@@ -122,11 +115,14 @@ def page(run: Run, show_truth: bool = False) -> str:
     here = files("gradleak.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(figure=figure, fixed=fixed, residual=residual)
+    shown = cards(run, judged, show_truth)
+    texts = {card.text for card in shown}
     return environment.from_string((here / "page.html").read_text("utf-8")).render(
         css=Markup((here / "page.css").read_text("utf-8")),
-        audit=run.audit(), rows=judged, headline=headline(judged), cards=cards(run, judged, show_truth),
+        audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
         strengths=list(strengths(judged)), ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
-        overall=overall(judged, "psnr", "higher"),
+        overall=attacks_together(judged), columns=columns(judged), sentences=True in texts,
+        examples="examples" if len(texts) > 1 else "sentences" if True in texts else "images",
         meaning=MEANING, symbol=SYMBOL, exit_codes=EXIT, toml=_toml(run), environment=_environment(run),
     )
 
@@ -172,8 +168,18 @@ def _said(verdict: Verdict) -> str:
 def _defenses(leaking: Sequence[Row]) -> str:
     names = list(dict.fromkeys("no defense" if r.cell.defense == "none" else r.cell.defense for r in leaking))
     shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more defenses"]
-    best = max((r.scores["psnr"].worst for r in leaking if "psnr" in r.scores), default=None)
-    return _listed(shown) + ("" if best is None else f"; the closest reading reaches {best:.1f} dB")
+    return _listed(shown) + _closest(leaking)
+
+
+def _closest(leaking: Sequence[Row]) -> str:
+    best = []
+    for metric, group in by_lead(leaking):
+        found = [row.scores[metric.name].worst for row in group if metric.name in row.scores]
+        exact = any(row.scores["exact_match"].worst == 1 for row in group if "exact_match" in row.scores)
+        if found:
+            most = max(found) if metric.better == "higher" else min(found)
+            best.append(measure(metric.name).said(most) + (", word for word" if exact else ""))
+    return f"; the closest reading reaches {_listed(best)}" if best else ""
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -188,27 +194,19 @@ def strengths(judged: Sequence[Row]) -> Iterator[tuple[str, Markup]]:
             groups.setdefault((row.cell.task, row.cell.batch, row.cell.attack), []).append(row)
     several = len({task for task, _, _ in groups}) > 1
     for (task, batch, attack), group in groups.items():
-        metric = _lead(group[0].cell)
+        metric = leading(group[0])
         points = [plots.Point(r.cell.defense, r.cell.threat, r.distortion or 0.0, score.mean, score.low, score.high)
                   for r in group if (score := r.scores.get(metric.name)) is not None]
         name = f"{attack}, batch {batch}" + (f", {task}" if several else "")
         if points:
-            yield name, plots.strength(points, _axis(metric.name), _threshold(metric), f"Leakage by defense: {name}")
-
-
-def _lead(cell: Cell) -> Metric:
-    """The first metric about the data itself is the one that is followed over the steps."""
-    scorers = cell.scorers()
-    return next((m for m in scorers if getattr(m, "about", "readings") == "readings"), scorers[0])
-
-
-def _axis(metric: str) -> str:
-    return AXIS.get(metric, metric)
+            axis, title = measure(metric.name).axis, f"Leakage by defense: {name}"
+            yield name, plots.strength(points, axis, _threshold(metric), title)
 
 
 def _threshold(metric: Metric) -> plots.Level | None:
-    unit = " dB" if metric.name == "psnr" else ""
-    return None if metric.leak_at is None else plots.Level(metric.leak_at, f"leaks from {metric.leak_at:g}{unit}")
+    if metric.leak_at is None:
+        return None
+    return plots.Level(metric.leak_at, f"leaks from {metric.leak_at:g} {measure(metric.name).unit}".rstrip())
 
 
 def cards(run: Run, judged: Sequence[Row], show_truth: bool) -> list[Card]:
@@ -219,15 +217,29 @@ def cards(run: Run, judged: Sequence[Row], show_truth: bool) -> list[Card]:
 
 
 def _card(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth: bool, opened: bool) -> Card:
-    samples = list(_samples(row, weakest, folders, show_truth))
-    kept = samples
-    if len(samples) > MOST_SAMPLES:
-        lead = _lead(row.cell)
-        sign = -1 if lead.better == "higher" else 1
-        ranked = sorted(range(len(samples)), key=lambda i: sign * samples[i].scores.get(lead.name, 0.0))
-        kept = [samples[i] for i in sorted(ranked[:MOST_SAMPLES])]
-    return Card(row, _meaning(row.cell), tuple(kept), len(samples) - len(kept),
-                weakest.cell.defense if weakest else None, tuple(_progress(row, folders[row.cell.key])), opened)
+    text, hidden, folder = of_text(row), None, folders[row.cell.key]
+    try:
+        found = list(samples(row, weakest, folders, show_truth))
+    except GradleakError as problem:
+        if not text:
+            raise
+        # Sentences are spelled by their model, and a report of a run made elsewhere may lack it: the numbers stand.
+        found, hidden = [], f"the tokens cannot be spelled here ({problem})"
+    kept = _most_leaked(row, found)
+    if found:
+        text = isinstance(found[0].recovered, Said)
+    return Card(row, _meaning(row.cell), text, tuple(kept), len(found) - len(kept), hidden,
+                weakest.cell.defense if weakest else None, tuple(_progress(row, folder)),
+                emergence(folder.events()) if text else (), opened)
+
+
+def _most_leaked(row: Row, found: list[Sample]) -> list[Sample]:
+    if len(found) <= MOST_SAMPLES:
+        return found
+    metric = leading(row)
+    sign = -1 if metric.better == "higher" else 1
+    ranked = sorted(range(len(found)), key=lambda i: sign * found[i].scores.get(metric.name, 0.0))
+    return [found[i] for i in sorted(ranked[:MOST_SAMPLES])]
 
 
 def _meaning(cell: Cell) -> str:
@@ -248,35 +260,9 @@ def _weakest(row: Row, judged: Sequence[Row]) -> Row | None:
     return None if weakest.cell == cell else weakest
 
 
-def _samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth: bool) -> Iterator[Sample]:
-    beside = {t["trial"]: t for t in weakest.trials} if weakest else {}
-    for record in row.trials:
-        trial = record["trial"]
-        readings = _readings(record, folders[row.cell.key])
-        others = _readings(beside[trial], folders[weakest.cell.key]) if weakest and trial in beside else []
-        truths = _truths(row.cell, record["ids"]) if show_truth and readings else []
-        for i, reading in enumerate(readings):
-            yield Sample(
-                f"trial {trial + 1}, sample {i + 1}", pictures.data_uri(reading),
-                pictures.data_uri(others[i]) if i < len(others) else None,
-                pictures.data_uri(truths[i]) if i < len(truths) else None,
-                {name: values[i] for name, values in record["scores"].items() if i < len(values)},
-                bool(record["leaked"][i]))
-
-
-def _readings(record: dict[str, Any], folder: CellDir) -> list[Tensor]:
-    """Recovered images, each in the place of the truth it was matched to."""
-    reading = folder.guess(record["trial"]).get("reading")
-    return [] if reading is None or reading.ndim != 4 else list(reading[record["match"]])
-
-
-def _truths(cell: Cell, ids: Sequence[int]) -> list[Tensor]:
-    return list(cell.world().secret(ids).readings)
-
-
 def _progress(row: Row, folder: CellDir) -> Iterator[Markup]:
-    """How the search went: the first metric, and the residual the attacker itself can see."""
-    events, lead = folder.events(), _lead(row.cell)
+    """How the search went: the leading metric, and the residual the attacker itself can see."""
+    events, lead = folder.events(), leading(row)
     trials = sorted({event["trial"] for event in events})
     name = f"batch {row.cell.batch}, {row.cell.defense}, {row.cell.threat}, {row.cell.attack}"
     by_trial = [[e for e in events if e["trial"] == trial] for trial in trials]
@@ -285,7 +271,8 @@ def _progress(row: Row, folder: CellDir) -> Iterator[Markup]:
     scores = [plots.Trace([e["step"] for e in own], [e[lead.name] for e in own])
               for found in by_trial if (own := [e for e in found if lead.name in e])]
     if scores:
-        yield plots.progress(scores, _axis(lead.name), _threshold(lead), False, f"{lead.name} over steps: {name}")
+        title = f"{lead.name} over steps: {name}"
+        yield plots.progress(scores, measure(lead.name).axis, _threshold(lead), False, title)
     residuals = [plots.Trace([e["step"] for e in own], [e["residual"][0] for e in own]) for own in by_trial]
     truth = row.residual.get("truth", 0.0)
     level = plots.Level(truth, "the truth's residual") if truth > plots.SMALLEST else None

@@ -1,0 +1,74 @@
+"""What came back, sample by sample, ready to be looked at."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gradleak.audit.plan import Cell
+from gradleak.audit.store import CellDir
+from gradleak.audit.verdict import Row
+from gradleak.errors import UsageError
+from gradleak.report import pictures
+from gradleak.report.sentences import Said, compared, unmarked
+
+Look = str | Said
+"""A picture as a `data:` address, or a sentence."""
+
+Eye = Callable[[Tensor, int], Look]
+"""How a reading is looked at, given the number of the truth it is compared with."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One private example: what came back, and how close that is."""
+
+    name: str
+    recovered: Look
+    weakest: Look | None
+    truth: Look | None
+    scores: dict[str, float]
+    leaked: bool
+
+
+def samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth: bool) -> Iterator[Sample]:
+    """Every sample of a row, beside what came back of it in the weakest row; the truth only where it is asked for."""
+    beside = {t["trial"]: t for t in weakest.trials} if weakest else {}
+    for record in row.trials:
+        trial = record["trial"]
+        readings = _readings(record, folders[row.cell.key])
+        if not readings:
+            continue
+        others = _readings(beside[trial], folders[weakest.cell.key]) if weakest and trial in beside else []
+        eye, truths = _seen(row.cell, record["ids"], readings[0].is_floating_point(), show_truth)
+        for i, reading in enumerate(readings):
+            yield Sample(
+                f"trial {trial + 1}, sample {i + 1}", eye(reading, i),
+                eye(others[i], i) if i < len(others) else None,
+                truths[i] if i < len(truths) else None,
+                {name: values[i] for name, values in record["scores"].items() if i < len(values)},
+                bool(record["leaked"][i]))
+
+
+def _readings(record: dict[str, Any], folder: CellDir) -> list[Tensor]:
+    """Recovered images or rows of tokens, each in the place of the truth it was matched to."""
+    reading = folder.guess(record["trial"]).get("reading")
+    if reading is None or reading.ndim != (4 if reading.is_floating_point() else 2):
+        return []
+    return list(reading[record["match"]])
+
+
+def _seen(cell: Cell, ids: Sequence[int], images: bool, show_truth: bool) -> tuple[Eye, list[Look]]:
+    """The eye for one trial, and its truths if they may be shown. Images need no world unless they may."""
+    if images:
+        truths = cell.world().secret(ids).readings if show_truth else ()
+        return lambda reading, i: pictures.data_uri(reading), [pictures.data_uri(image) for image in truths]
+    world = cell.world()
+    vocabulary = world.vocabulary
+    if vocabulary is None:
+        raise UsageError(f"{cell.task}: its guesses are tokens, but it has no vocabulary; write the report with the "
+                         "version of the task that was run")
+    own = [vocabulary.sentence(truth) for truth in world.secret(ids).readings]
+    return (lambda reading, i: compared(vocabulary.sentence(reading), own[i], vocabulary),
+            [unmarked(truth, vocabulary) for truth in own] if show_truth else [])
