@@ -1,4 +1,4 @@
-"""Names to makers. Built-ins register on import of their package, others through entry points `gradleak.<kind>s`."""
+"""Names to makers. Built-ins register on import of their package, others through entry points `gradleak.<kinds>`."""
 
 import importlib
 import inspect
@@ -22,9 +22,12 @@ PACKAGES = {
     "metric": "gradleak.metrics",
     "model": "gradleak.world.models",
     "data": "gradleak.world.data",
+    "language": "gradleak.world.language",
+    "corpus": "gradleak.world.corpora",
     "client": "gradleak.world.clients",
-    "task": "gradleak.world.task",
+    "task": "gradleak.world",
 }
+PLURALS = {kind: {"data": "data", "corpus": "corpora"}.get(kind, f"{kind}s") for kind in PACKAGES}
 _makers: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in PACKAGES}
 _kinds: dict[object, str] = {Attack: "attack", Defense: "defense", Metric: "metric"}
 
@@ -79,7 +82,7 @@ def maker(kind: str, name: str) -> Callable[..., Any]:
 @cache
 def _load(kind: str) -> None:
     importlib.import_module(PACKAGES[kind])
-    for point in entry_points(group=f"gradleak.{kind}s"):
+    for point in entry_points(group=f"gradleak.{PLURALS[kind]}"):
         if point.name not in _makers[kind]:
             register(kind, point.name)(_loaded(point))
 

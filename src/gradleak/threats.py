@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
+from torch import Tensor
+
 from gradleak.errors import UsageError, did_you_mean
 from gradleak.types import Batch, Client, Defense, Facts, Know, Observation, Params, Release, Update
 
@@ -28,14 +30,22 @@ class Threat:
 
     def observe(self, release: Release, client: Client, defense: Defense) -> Observation:
         """What this attacker works with. Knowing the defense means replaying through it and undoing what can be."""
-        params = {name: value.detach().clone().requires_grad_() for name, value in release.params.items()}
+        params = {name: value.detach().requires_grad_() for name, value in release.params.items()}
         update = {name: value.detach().clone() for name, value in release.update.items()}
-        facts = Facts({key: release.facts[key] for key in self.knows | PROTOCOL if key in release.facts})
+        facts = Facts({key: self._told(release, key) for key in self.knows | PROTOCOL if key in release.facts})
         if Know.DEFENSE in self.knows:
             facts.used.add(Know.DEFENSE)
             client = defense.mimic(client, update)
             update = dict(defense.clean(update))
-        return Observation(params, update, release.shape, release.classes, partial(_replay, client, params), facts)
+        return Observation(params, update, release.shape, release.classes, partial(_replay, client, params), facts,
+                           release.vocabulary, release.sites)
+
+    def _told(self, release: Release, key: Know) -> object:
+        """A fact as this attacker gets it: lengths in the order of the labels would tell of labels not granted."""
+        fact = release.facts[key]
+        if key is Know.LENGTHS and Know.LABELS not in self.knows and isinstance(fact, Tensor):
+            return fact.sort().values
+        return fact
 
 
 def threat(text: str) -> Threat:

@@ -83,7 +83,7 @@ def test_the_attackers_stream_does_not_lead_to_the_clients(monkeypatch, tmp_path
 def test_guesses_do_not_depend_on_the_secret_after_observation(play, attack: str, defense: str) -> None:
     def answer(spoil: bool) -> torch.Tensor:
         scene = play(defense, count=2)
-        secret, images = scene.secret, scene.world.images
+        secret, images = scene.secret, scene.world.take.images
         kept = images.x.clone(), images.y.clone()
         if spoil:
             for tensor in (secret.readings, secret.labels, secret.batch.x, secret.batch.y, images.x, images.y):

@@ -175,7 +175,7 @@ def test_score_uses_one_assignment(play) -> None:
     scene = play(count=3)
     metrics = [registry.build("metric", parse(name)) for name in ("psnr", "label_accuracy")]
     shuffled = scene.secret.readings[[1, 2, 0]]
-    found = score(metrics, shuffled, torch.zeros(3, 10), scene.secret)
+    found = score(metrics, shuffled, torch.zeros(3, 10), scene.secret, scene.world)
     assert found["match"] == [2, 0, 1] and min(found["scores"]["psnr"]) == 120 and found["leaked"] == [True] * 3
 
 

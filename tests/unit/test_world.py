@@ -172,6 +172,6 @@ def test_training_lowers_the_loss_and_draw_picks_the_hard_half() -> None:
     hard = registry.build("task", parse(task.replace("train=60", "train=60, draw=loss"))).open(Rng(0))
 
     def loss(w) -> float:
-        return float(w.learner.loss(w.learner.params, Batch(w.images.x[w.pool], w.images.y[w.pool]), "eval"))
+        return float(w.learner.loss(w.learner.params, w.take(w.pool.tolist()).batch, "eval"))
 
     assert loss(hard) > loss(world)

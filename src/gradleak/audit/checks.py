@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import torch
 
+from gradleak.probe import probe
 from gradleak.residual import Residual, norm
 from gradleak.rng import Rng
 from gradleak.threats import PROTOCOL, Threat
-from gradleak.types import Batch, Guess, Observation, Replay, Update
+from gradleak.types import Guess, Observation, Replay, Update
 from gradleak.world.learner import Learner
 
 EXACT = 1e-4
@@ -32,12 +33,9 @@ def before(update: Update, strength: float, typical: float) -> Iterator[str]:
 
 
 def typical_length(replay: Replay, seen: Observation, count: int, rng: Rng) -> float:
-    """Length of the update that random images with random labels would give."""
-    like = next(iter(seen.params.values())).detach()
-    x = (rng / "images").uniform((count, *seen.shape), like)
-    y = (rng / "labels").permutation(max(count, seen.classes))[:count] % seen.classes
+    """Length of the update that random examples with random labels would give."""
     with torch.no_grad():
-        return norm(replay(Batch(x, y.to(like.device))))
+        return norm(replay(probe(seen, count, rng)))
 
 
 def replay_of_truth(truth: Residual, exact: bool, learner: Learner) -> Iterator[str]:

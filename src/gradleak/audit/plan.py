@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,13 +16,12 @@ from gradleak.errors import GradleakError, UsageError, did_you_mean
 from gradleak.rng import Rng
 from gradleak.spec import parse, sweep
 from gradleak.threats import PROTOCOL, threat
-from gradleak.types import Attack, Defense, Metric
+from gradleak.types import Attack, Defense, Know, Metric
 from gradleak.world.clients import Participation
 from gradleak.world.round import GRANTS
-from gradleak.world.task import World
+from gradleak.world.task import Task, World
 
 LARGEST_FILE = 1_000_000
-IMAGE_METRICS = ("psnr", "mse", "ssim", "lpips", "label_accuracy")
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,11 @@ class Cell:
         self.participation().order(self.batch, Rng(self.seed))
 
     def grants(self) -> None:
-        """Refuse a threat that is granted what this world does not have."""
-        for know in sorted(threat(self.threat).knows - GRANTS, key=lambda k: k.value):
+        """Refuse a threat that is granted what this task does not have."""
+        there = GRANTS | _task(self.task).grants
+        for know in sorted(threat(self.threat).knows - there, key=lambda k: k.value):
             raise UsageError(f"threat {self.threat!r}: {know.value} cannot be granted here; "
-                             f"there is {', '.join(sorted(k.value for k in GRANTS))}")
+                             f"there is {', '.join(sorted(k.value for k in there))}")
 
     def scorers(self) -> list[Metric]:
         return [registry.build("metric", parse(name)) for name in self.metrics]
@@ -77,7 +77,18 @@ class Cell:
 @lru_cache(maxsize=2)
 def _world(task: str, seed: int) -> World:
     with one_thread():
-        return registry.build("task", parse(task)).open(Rng(seed) / "task")  # type: ignore[no-any-return]
+        return _task(task).open(Rng(seed) / "task")
+
+
+def _task(task: str) -> Task:
+    return registry.build("task", parse(task))  # type: ignore[no-any-return]
+
+
+def _own_metrics(task: str) -> tuple[str, ...]:
+    try:
+        return _task(task).metrics
+    except UsageError:
+        return ()  # said with every other problem, when the plan is checked
 
 
 def digest(value: object) -> str:
@@ -86,7 +97,10 @@ def digest(value: object) -> str:
 
 @dataclass(frozen=True)
 class Audit:
-    """The whole question. Lists are crossed: every batch size, threat, defense and attack meets every other."""
+    """The whole question. Lists are crossed: every batch size, threat, defense and attack meets every other.
+
+    Without metrics each task is measured by its own.
+    """
 
     name: str = "audit"
     task: str = "image(model=lenet, data=photos(size=32))"
@@ -96,7 +110,7 @@ class Audit:
     threats: tuple[str, ...] = ("curious", "informed")
     defenses: tuple[str, ...] = ("none",)
     attacks: tuple[str, ...] = ("dlg",)
-    metrics: tuple[str, ...] = IMAGE_METRICS
+    metrics: tuple[str, ...] = ()
     trials: int = 8
     seed: int = 0
     budget: str = "10 min"
@@ -109,8 +123,8 @@ class Audit:
     def _cells(self) -> Iterator[Cell]:
         client, seconds = repr(parse(self.client)), duration(self.budget)
         assume = repr(parse(self.assume)) if self.assume else client
-        metrics = tuple(self._with_threshold(name) for name in self.metrics)
         for task in sweep(parse(self.task)):
+            metrics = tuple(self._with_threshold(name) for name in self.metrics or _own_metrics(repr(task)))
             for size in self.batch:
                 for defense in _each(self.defenses):
                     for attack in _each(self.attacks):
@@ -180,7 +194,7 @@ def checked(audit: Audit, where: str = "audit") -> Audit:
 def _typed(key: str, value: Any) -> Any:
     if key in ("threats", "defenses", "attacks", "metrics"):
         items = value if isinstance(value, list) else [value]
-        if not items or not all(isinstance(item, str) for item in items):
+        if not (items or key == "metrics") or not all(isinstance(item, str) for item in items):
             raise UsageError(f"{key} must be a list of quoted names, as in {key} = [\"...\"]")
         return tuple(items)
     if key == "batch":
@@ -210,9 +224,10 @@ def _problems(audit: Audit) -> Iterator[str]:
     except GradleakError as problem:
         yield str(problem)
         return
+    measured = {parse(name).name for cell in cells for name in cell.metrics}
     for name in audit.leak_at:
-        if name not in audit.metrics:
-            yield f"leak_at: {name!r} is not among the metrics: {did_you_mean(name, list(audit.metrics))}"
+        if name not in measured:
+            yield f"leak_at: {name!r} is not among the metrics: {did_you_mean(name, sorted(measured))}"
     seen: set[str] = set()
     for cell in cells:
         for check in (cell.defender, cell.attacker, cell.walk, cell.assumed, cell.scorers, cell.grants):
@@ -233,6 +248,22 @@ def _problems(audit: Audit) -> Iterator[str]:
         if size > len(world.pool):
             yield (f"batch = {size} is larger than the data ({len(world.pool)} examples to draw from); "
                    "use a smaller batch or more data")
+            continue
+        try:
+            world.secret(world.pool[:size].tolist())
+        except GradleakError as problem:
+            yield str(problem)
+        yield from _untold({cell.threat: cell for cell in cells if cell.task == task}.values(), world)
+
+
+def _untold(cells: Iterable[Cell], world: World) -> Iterator[str]:
+    """Threats that are told what was dropped, of clients that drop nothing or at every step anew."""
+    for cell in cells:
+        part = cell.participation()
+        told = Know.DROPOUT in threat(cell.threat).knows
+        if told and not part.sites(world.learner, world.secret(world.pool[:1].tolist()).batch):
+            yield (f"threat {cell.threat!r}: {cell.client} drops nothing that could be told; remove dropout from it, "
+                   "or use one_step(mode=train) with a model that drops")
 
 
 def unmet(cell: Cell) -> list[str]:

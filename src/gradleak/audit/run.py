@@ -3,24 +3,24 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.audit import checks
 from gradleak.audit.plan import Cell, unmet
 from gradleak.audit.store import CellDir
-from gradleak.audit.verdict import leaked
+from gradleak.audit.verdict import lead, leaked
 from gradleak.calculus import one_thread
 from gradleak.errors import Unscored, Unsuited
-from gradleak.metrics.image import blind
 from gradleak.metrics.match import assign
 from gradleak.residual import Residual, residual
 from gradleak.rng import Rng
 from gradleak.threats import Threat, threat
-from gradleak.types import Batch, Client, Guess, Know, Metric, Observation, Secret
+from gradleak.types import NOTHING, Batch, Client, Guess, Know, Metric, Observation, Secret, Sentence
 from gradleak.world.round import Sent, send
 from gradleak.world.task import World
 
@@ -46,6 +46,16 @@ class Stage:
     exact: bool
     truth: Residual
 
+    def truth_like(self, guess: Guess) -> Residual:
+        """The truth's residual with as much to say as the guess: with what was dropped, where the guess says it."""
+        if not any(name.startswith("drop.") for name in guess.batch.extra):
+            return self.truth
+        return residual(self.seen, with_extra(self.secret.batch, self.sent.masks))
+
+
+def with_extra(batch: Batch, extra: Mapping[str, Tensor]) -> Batch:
+    return replace(batch, extra={**batch.extra, **extra})
+
 
 def stage(cell: Cell, trial: int) -> Stage:
     """Draw the batch, send the update, open the door in the wall."""
@@ -56,9 +66,10 @@ def stage(cell: Cell, trial: int) -> Stage:
     sent = send(world, part, client, defense, secret, rng / "round" / cell.batch / trial)
     believed = client if cell.assume == cell.client else assumed.of(world.learner)
     seen = who.observe(sent.release, believed, defense)
+    told = sent.masks if Know.DROPOUT in who.knows else {}
     known = Know.DEFENSE in who.knows or cell.defense == "none"
-    exact = known and not defense.random and not part.random(world.learner, cell.batch)
-    return Stage(world, client, who, secret, sent, seen, exact, residual(seen, secret.batch))
+    exact = known and not defense.random and (bool(told) or not part.random(world.learner, cell.batch))
+    return Stage(world, client, who, secret, sent, seen, exact, residual(seen, with_extra(secret.batch, told)))
 
 
 def run_cell(cell: Cell, folder: CellDir, progress: Progress) -> None:
@@ -94,7 +105,8 @@ def _run_trial(cell: Cell, trial: int, folder: CellDir, progress: Progress) -> N
         folder.add_trial(_failed(trial, f"{cell.attack} failed: {type(problem).__name__}: {problem}", warnings), {})
     else:
         record = _record(cell, trial, scene, guess, seconds, warnings, stopped)
-        folder.add_trial(record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y})
+        extra = {f"_extra.{name}": value for name, value in guess.batch.extra.items()}
+        folder.add_trial(record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y, **extra})
 
 
 def _attack(
@@ -104,10 +116,10 @@ def _attack(
     saved, spent = folder.load_state(trial)
     guess = start = _resumed(saved)
     began = saved_at = now = time.monotonic()
-    lead = next((m for m in cell.scorers() if getattr(m, "about", "readings") == "readings"), None)
+    first = lead(cell.scorers())
     for guess in cell.attacker().guesses(scene.seen, (Rng(cell.seed) / "attack" / trial).sealed(), start):
         now = time.monotonic()
-        folder.log(_event(trial, guess, scene, lead, spent + now - began))
+        folder.log(_event(trial, guess, scene, first, spent + now - began))
         if now - saved_at > CHECKPOINT_SECONDS:
             folder.save_state(trial, spent + now - began, _packed(guess))
             saved_at = now
@@ -128,8 +140,8 @@ def _record(
     granted = sorted(know.value for know in seen.facts)
     return {
         "trial": trial, "ids": list(secret.ids),
-        "residual": {"guess": residual(seen, guess.batch), "truth": scene.truth},
-        **score(cell.scorers(), guess.reading, guess.batch.y, secret),
+        "residual": {"guess": residual(seen, guess.batch), "truth": scene.truth_like(guess)},
+        **score(cell.scorers(), guess.reading, guess.batch.y, secret, scene.world),
         "granted": granted, "unused": sorted(k.value for k in seen.facts if k not in seen.facts.used),
         "distortion": scene.sent.distortion, "strength": scene.sent.strength, "notes": dict(guess.notes),
         "warnings": warnings, "stopped": stopped, "failed": None, "seconds": seconds,
@@ -143,9 +155,11 @@ def _failed(trial: int, reason: str | None, warnings: list[str]) -> dict[str, An
             "warnings": warnings, "stopped": None, "failed": reason, "seconds": 0.0}
 
 
-def score(metrics: list[Metric], reading: Tensor, y: Tensor, secret: Secret) -> dict[str, Any]:
-    """Every metric per sample, under one assignment, beside what a flat picture would score."""
-    match = assign(reading, secret.readings)
+def score(metrics: list[Metric], reading: Tensor, y: Tensor, secret: Secret, world: World) -> dict[str, Any]:
+    """Every metric per sample, under one assignment, beside what a guess without the update would score."""
+    reading, truth = _as_wide(reading, secret.readings)
+    match = assign(reading, truth)
+    guesses, truths, blind = (_readable(rows, world) for rows in (reading[match], truth, world.blind(secret)))
     scores: dict[str, list[float]] = {}
     floor: dict[str, list[float]] = {}
     unscored: dict[str, str] = {}
@@ -154,23 +168,37 @@ def score(metrics: list[Metric], reading: Tensor, y: Tensor, secret: Secret) -> 
             if getattr(metric, "about", "readings") == "labels":
                 scores[metric.name] = metric(y, secret.labels)
             else:
-                scores[metric.name] = metric(reading[match], secret.readings)
-                floor[metric.name] = metric(blind(secret.readings), secret.readings)
+                scores[metric.name] = metric(guesses, truths)
+                floor[metric.name] = metric(blind, truths)
         except Unscored as reason:
             unscored[metric.name] = str(reason)
     return {"scores": scores, "blind": floor, "unscored": unscored, "match": match,
             "leaked": leaked(scores, floor, metrics)}
 
 
-def _event(trial: int, guess: Guess, scene: Stage, lead: Metric | None, seconds: float) -> dict[str, Any]:
+def _as_wide(reading: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of tokens, both as long as the longer; images as they are."""
+    if truth.is_floating_point():
+        return reading, truth
+    wide = max(reading.shape[1], truth.shape[1])
+    return F.pad(reading, (0, wide - reading.shape[1]), value=NOTHING), F.pad(
+        truth, (0, wide - truth.shape[1]), value=NOTHING)
+
+
+def _readable(rows: Tensor, world: World) -> Tensor | list[Sentence]:
+    """What metrics compare: images, or sentences."""
+    return rows if world.vocabulary is None else [world.vocabulary.sentence(row) for row in rows]
+
+
+def _event(trial: int, guess: Guess, scene: Stage, first: Metric | None, seconds: float) -> dict[str, Any]:
     """How far the attack is; with the leading metric's mean, where there is one that can be computed."""
     event = {"trial": trial, "step": guess.step, "steps": guess.steps, "seconds": round(seconds, 3),
              "residual": residual(scene.seen, guess.batch)}
     try:
-        if lead is not None:
-            matched = guess.reading[assign(guess.reading, scene.secret.readings)]
-            value = lead(matched, scene.secret.readings)
-            event[lead.name] = sum(value) / len(value)
+        if first is not None:
+            reading, truth = _as_wide(guess.reading, scene.secret.readings)
+            value = first(_readable(reading[assign(reading, truth)], scene.world), _readable(truth, scene.world))
+            event[first.name] = sum(value) / len(value)
     except Unscored:
         pass
     return event
@@ -179,7 +207,8 @@ def _event(trial: int, guess: Guess, scene: Stage, lead: Metric | None, seconds:
 def _packed(guess: Guess) -> dict[str, Tensor]:
     place = {"_step": torch.tensor(guess.step), "_steps": torch.tensor(guess.steps)}
     notes = {f"note.{k}": torch.tensor(v, dtype=torch.float64) for k, v in guess.notes.items()}
-    return {**{f"state.{k}": v for k, v in guess.state.items()}, **place, **notes,
+    extra = {f"_extra.{k}": v for k, v in guess.batch.extra.items()}
+    return {**{f"state.{k}": v for k, v in guess.state.items()}, **place, **notes, **extra,
             "_x": guess.batch.x, "_y": guess.batch.y, "_reading": guess.reading}
 
 
@@ -188,8 +217,9 @@ def _resumed(saved: Mapping[str, Tensor]) -> Guess | None:
         return None
     state = {k.removeprefix("state."): v for k, v in saved.items() if k.startswith("state.")}
     notes = {k.removeprefix("note."): float(v) for k, v in saved.items() if k.startswith("note.")}
-    return Guess(Batch(saved["_x"], saved["_y"]), saved["_reading"], int(saved["_step"]), int(saved["_steps"]), state,
-                 notes)
+    extra = {k.removeprefix("_extra."): v for k, v in saved.items() if k.startswith("_extra.")}
+    batch = Batch(saved["_x"], saved["_y"], extra)
+    return Guess(batch, saved["_reading"], int(saved["_step"]), int(saved["_steps"]), state, notes)
 
 
 def rescore(cell: Cell, folder: CellDir) -> None:
@@ -199,6 +229,6 @@ def rescore(cell: Cell, folder: CellDir) -> None:
         if record["scores"]:
             kept = folder.guess(record["trial"])
             secret = cell.world().secret(record["ids"])
-            record = {**record, **score(cell.scorers(), kept["reading"], kept["y"], secret)}
+            record = {**record, **score(cell.scorers(), kept["reading"], kept["y"], secret, cell.world())}
         trials.append(record)
     folder.rewrite(trials)

@@ -29,6 +29,12 @@ SLACK, SLACK_SHARE = 1e-5, 0.02
 truth's distance from explaining it fully or not at all, whichever is nearer."""
 
 
+def lead(metrics: Sequence[Metric]) -> Metric | None:
+    """The metric one line speaks of: one that is made for it, else the first about readings."""
+    readings = [m for m in metrics if getattr(m, "about", "readings") == "readings"]
+    return next((m for m in readings if getattr(m, "lead", False)), readings[0] if readings else None)
+
+
 def leaked(scores: dict[str, list[float]], blind: dict[str, list[float]], metrics: Sequence[Metric]) -> list[bool]:
     """Per sample: past a metric's threshold, and clearly better than a guess made without the update."""
     count = max((len(values) for values in scores.values()), default=0)
@@ -133,8 +139,14 @@ def _without_threat(cell: Cell) -> tuple[object, ...]:
 
 
 def _clearly_better(one: Row, other: Row) -> bool:
-    return "psnr" in one.scores and "psnr" in other.scores and (
-        one.scores["psnr"].low > other.scores["psnr"].high and one.scores["psnr"].mean > other.scores["psnr"].mean + 3)
+    """By the lead metric: more than its margin, and more than chance."""
+    metric = lead(one.cell.scorers())
+    if metric is None or metric.name not in one.scores or metric.name not in other.scores:
+        return False
+    mine, yours = one.scores[metric.name], other.scores[metric.name]
+    up = metric.better == "higher"
+    apart = mine.low > yours.high if up else mine.high < yours.low
+    return apart and (mine.mean - yours.mean) * (1 if up else -1) > getattr(metric, "margin", 0.0)
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:

@@ -17,8 +17,8 @@ from gradleak.rng import Rng
 from gradleak.spec import parse
 from gradleak.threats import Threat
 from gradleak.types import Attack, Guess, Know, Observation, Params, Release, Update
+from gradleak.world.image import check_output
 from gradleak.world.learner import Learner
-from gradleak.world.task import check_output
 
 EXPLAINED = 1e-3
 """A residual below this means the candidates account for the update."""
@@ -62,10 +62,13 @@ def observe(
     seed: int,
 ) -> Observation:
     """An observation made of files: the defense is what the caller says it was."""
-    size = _shape(shape)
+    size, described = _shape(shape), parse(model)
+    if described.name in set(registry.names("language")) - set(registry.names("model")):
+        raise UsageError(f"--model {model}: updates of models of text cannot be read from files yet; audit it with "
+                         f"task = \"text(model={model})\"")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed((Rng(seed) / "task" / "model").number)
-        module = registry.build("model", parse(model)).build(size, classes)
+        module = registry.build("model", described).build(size, classes)
     check_output(module, model, size, classes)
     if params:
         trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}

@@ -15,7 +15,7 @@ OPTIONAL = {
 
 def catalogue(kind: str) -> Table:
     """Names, arguments and meanings of one kind, or of all."""
-    kinds = {f"{k}s" if k != "data" else k: k for k in registry.PACKAGES}
+    kinds = {plural: k for k, plural in registry.PLURALS.items()}
     if kind and kind not in kinds and kind not in registry.PACKAGES:
         raise UsageError(f"unknown kind {kind!r}: {did_you_mean(kind, list(kinds))}")
     table = Table(header_style="bold", title="What an audit can name", title_justify="left")

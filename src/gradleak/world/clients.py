@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from gradleak.calculus import gradient, in_lanes
 from gradleak.errors import UsageError
 from gradleak.registry import kind_of, register
 from gradleak.rng import Rng
-from gradleak.types import Batch, Client, Params, Update
-from gradleak.world.learner import Learner, Mode
+from gradleak.types import Batch, Client, Params, Site, Update
+from gradleak.world.learner import Learner, Mode, without_masks
 
 
 class Participation(Protocol):
@@ -22,6 +22,15 @@ class Participation(Protocol):
 
     def random(self, learner: Learner, count: int) -> bool:
         """Whether the update depends on draws the server cannot know."""
+        ...
+
+    def dropped(self, learner: Learner, batch: Batch, rng: Rng) -> Mapping[str, Tensor]:
+        """What a client with this stream drops, as extras of its batch; none if it drops nothing or at every step
+        anew."""
+        ...
+
+    def sites(self, learner: Learner, batch: Batch) -> tuple[Site, ...]:
+        """Where it does."""
         ...
 
     def order(self, count: int, rng: Rng) -> Tensor:
@@ -53,6 +62,12 @@ class OneStep:
     def random(self, learner: Learner, count: int) -> bool:
         return learner.drops and self.mode == "train"
 
+    def dropped(self, learner: Learner, batch: Batch, rng: Rng) -> Mapping[str, Tensor]:
+        return learner.masks(batch, self.mode, rng) if self.random(learner, len(batch.x)) else {}
+
+    def sites(self, learner: Learner, batch: Batch) -> tuple[Site, ...]:
+        return learner.sites(batch, self.mode) if self.random(learner, len(batch.x)) else ()
+
     def order(self, count: int, rng: Rng) -> Tensor:
         return torch.arange(count)
 
@@ -70,15 +85,26 @@ class PerSample:
 
     def of(self, learner: Learner) -> Client:
         def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
-            def alone(x: Tensor, y: Tensor) -> Update:
-                return gradient(lambda p: learner.loss(p, Batch(x[None], y[None]), self.mode, rng), params)
+            extra = dict(batch.extra) if rng is None else {**batch.extra, **self.dropped(learner, batch, rng)}
 
-            return {name: each.mean(0) for name, each in in_lanes(alone, batch.x, batch.y).items()}
+            def alone(x: Tensor, rest: Any) -> Update:
+                y, extra = rest
+                one = Batch(x[None], y[None], {name: value[None] for name, value in extra.items()})
+                return gradient(lambda p: learner.loss(p, one, self.mode), params)
+
+            rest: Any = (batch.y, extra)
+            return {name: each.mean(0) for name, each in in_lanes(alone, batch.x, rest).items()}
 
         return client
 
     def random(self, learner: Learner, count: int) -> bool:
         return learner.drops and self.mode == "train"
+
+    def dropped(self, learner: Learner, batch: Batch, rng: Rng) -> Mapping[str, Tensor]:
+        return learner.masks(batch, self.mode, rng) if self.random(learner, len(batch.x)) else {}
+
+    def sites(self, learner: Learner, batch: Batch) -> tuple[Site, ...]:
+        return learner.sites(batch, self.mode) if self.random(learner, len(batch.x)) else ()
 
     def order(self, count: int, rng: Rng) -> Tensor:
         return torch.arange(count)
@@ -86,6 +112,11 @@ class PerSample:
     @property
     def protocol(self) -> Mapping[str, float]:
         return {"steps": 1}
+
+
+def _rows(batch: Batch, rows: Tensor | slice) -> Batch:
+    """Some of the examples. Masks do not go with them: each step drops anew."""
+    return Batch(batch.x[rows], batch.y[rows], {k: v[rows] for k, v in without_masks(batch.extra).items()})
 
 
 @register("client", "local_steps")
@@ -116,11 +147,10 @@ class LocalSteps:
             count, now = len(batch.x), dict(params)
             epoch = self._epoch(count)
             for step in range(self.steps):
-                x, y, part = batch.x, batch.y, epoch[step % len(epoch)]
+                walked = batch
                 if rng is not None and step >= len(epoch):
-                    order = (rng / "epoch" / (step // len(epoch))).permutation(count)
-                    x, y = x[order], y[order]
-                piece, masks = Batch(x[part], y[part]), rng / step if rng else None
+                    walked = _rows(batch, (rng / "epoch" / (step // len(epoch))).permutation(count))
+                piece, masks = _rows(walked, epoch[step % len(epoch)]), rng / step if rng else None
                 grads = gradient(lambda p, b=piece, r=masks: learner.loss(p, b, self.mode, r), now)  # type: ignore[misc]
                 now = {name: value - self.rate * grads[name] for name, value in now.items()}
             return {name: (params[name] - now[name]) / self.rate for name in now}
@@ -130,6 +160,12 @@ class LocalSteps:
     def random(self, learner: Learner, count: int) -> bool:
         reshuffles = self.steps > len(self._epoch(count)) > 1
         return reshuffles or (learner.drops and self.mode == "train")
+
+    def dropped(self, learner: Learner, batch: Batch, rng: Rng) -> Mapping[str, Tensor]:
+        return {}
+
+    def sites(self, learner: Learner, batch: Batch) -> tuple[Site, ...]:
+        return ()
 
     def order(self, count: int, rng: Rng) -> Tensor:
         if self.steps < len(self._epoch(count)):

@@ -5,21 +5,24 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gradleak.rng import Rng
+from gradleak.types import Site
 
 CHANNELWISE = (F.dropout1d, F.dropout2d, F.dropout3d)
 
 
 class Dropped(TorchFunctionMode):
-    """Replaces every active dropout: masks from the stream, or, without one, their mean (no dropping)."""
+    """Replaces every active dropout: by the mask given for its place in the order of calls, else by one drawn from
+    the stream, else, without a stream, by the masks' mean (nothing is dropped)."""
 
-    def __init__(self, rng: Rng | None) -> None:
+    def __init__(self, rng: Rng | None, masks: Mapping[int, Tensor] | None = None) -> None:
         super().__init__()
-        self.rng = rng
-        self.sites: int = 0
+        self.rng, self.masks = rng, masks or {}
+        self.sites: list[Site] = []
+        self.drawn: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
@@ -34,26 +37,15 @@ class Dropped(TorchFunctionMode):
     def _drop(self, channels: bool, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return x
-        self.sites += 1
-        if self.rng is None:
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if channels else tuple(x.shape)
+        number = len(self.sites)
+        self.sites.append(Site(shape, p))
+        if number in self.masks:
+            mask = self.masks[number]
+        elif self.rng is not None:
+            mask = ((self.rng / (number + 1)).uniform(shape, x) >= p).to(x)
+            self.drawn.append(mask)
+        else:
             return x
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if channels else x.shape
-        return x * ((self.rng / self.sites).uniform(shape, x) >= p) / (1 - p)
-
-
-def controlled(module: nn.Module, x: Tensor) -> bool:
-    """Whether every draw of a forward pass comes from the stream: twice the same stream, twice the same output."""
-    with torch.no_grad():
-        with Dropped(Rng(0)):
-            one = module(x)
-        with Dropped(Rng(0)):
-            other = module(x)
-    return bool(torch.equal(one, other))
-
-
-def sites(module: nn.Module, x: Tensor) -> int:
-    """How many times one forward pass in this mode drops something."""
-    seen = Dropped(None)
-    with torch.no_grad(), seen:
-        module(x)
-    return seen.sites
+        # A certain drop (p = 1) has no mean to keep.
+        return x * mask / (1 - p) if p < 1 else torch.zeros_like(x)

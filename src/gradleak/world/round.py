@@ -1,17 +1,20 @@
 """One round: the client computes, the defense acts, the update leaves."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from gradleak.residual import distance, norm
 from gradleak.rng import Rng
-from gradleak.types import Client, Defense, Know, Release, Secret
+from gradleak.types import NOTHING, Client, Defense, Know, Release, Secret
 from gradleak.world.clients import Participation
 from gradleak.world.task import World
 
-GRANTS = frozenset({Know.COUNT, Know.LABELS, Know.LOCAL_STEPS, Know.DEFENSE})
-"""What this world can grant a threat."""
+GRANTS = frozenset({Know.COUNT, Know.LOCAL_STEPS, Know.DEFENSE, Know.DROPOUT})
+"""What can be told of any round; its task says what more."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,9 @@ class Sent:
     strength: float
     """Length of the undefended update."""
 
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the client dropped, as extras of its batch, where that can be told."""
+
 
 def send(
     world: World, participation: Participation, client: Client, defense: Defense, secret: Secret, rng: Rng,
@@ -34,11 +40,29 @@ def send(
     with torch.no_grad():
         plain = client(params, secret.batch, rng / "client")
         update = defense.protect(client)(params, secret.batch, rng / "client")
-    facts = {
-        Know.COUNT: len(secret.ids),
-        Know.LABELS: secret.labels.sort().values,
-        Know.LOCAL_STEPS: dict(participation.protocol),
-        Know.DEFENSE: repr(defense),
+    learner = world.learner
+    facts: dict[Know, object] = {
+        Know.COUNT: len(secret.ids), Know.LOCAL_STEPS: dict(participation.protocol), Know.DEFENSE: repr(defense),
+        **_of_batch(secret, world.vocabulary is not None),
     }
-    release = Release(params, update, world.learner.shape, world.learner.classes, facts)
-    return Sent(release, distance(update, plain).l2, norm(plain))
+    masks = participation.dropped(learner, secret.batch, rng / "client")
+    if masks:  # the one fact that keeps the client's order of examples
+        facts[Know.DROPOUT] = dict(masks)
+    release = Release(params, update, learner.shape, learner.classes, facts, world.vocabulary,
+                      partial(participation.sites, learner))
+    return Sent(release, distance(update, plain).l2, norm(plain), masks)
+
+
+def _of_batch(secret: Secret, text: bool) -> dict[Know, object]:
+    """Labels sorted; lengths, frame included, sorted by label and then by length, so that the two go together."""
+    if secret.labels.ndim > 1:  # next tokens: the sentence itself
+        return {Know.LENGTHS: _lengths(secret).sort().values}
+    if not text:
+        return {Know.LABELS: secret.labels.sort().values}
+    by_length = _lengths(secret).argsort(stable=True)
+    order = by_length[secret.labels[by_length].argsort(stable=True)]
+    return {Know.LABELS: secret.labels[order], Know.LENGTHS: _lengths(secret)[order]}
+
+
+def _lengths(secret: Secret) -> Tensor:
+    return (secret.readings != NOTHING).sum(1)

@@ -1,21 +1,22 @@
 """What is being trained: a model on private data, and the audited batches drawn from it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradleak.errors import UsageError
-from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import Batch, Secret
+from gradleak.types import Know, Secret, Vocabulary
 from gradleak.world.clients import Participation
-from gradleak.world.data import Data, Images, Photos
-from gradleak.world.learner import Learner
-from gradleak.world.models import LeNet, Model
+from gradleak.world.dropout import Dropped
+from gradleak.world.learner import Learner, cross_entropy
+
+Take = Callable[[Sequence[int]], Secret]
+"""Examples by their numbers, in that order."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,12 @@ class World:
     """A task brought to life: the shared model and the pool that batches are drawn from."""
 
     learner: Learner
-    images: Images
     pool: Tensor
     accuracy: float | None
+    take: Take
+    blind: Callable[[Secret], Tensor]
+    """Readings that need no update: what a guess must clearly beat to count as a leak."""
+    vocabulary: Vocabulary | None = None
 
     def draw(self, count: int, trial: int, participation: Participation, rng: Rng) -> Secret:
         """The examples of one trial, in the order the client walks through them; the same for every defense."""
@@ -39,80 +43,58 @@ class World:
 
     def secret(self, ids: Sequence[int]) -> Secret:
         """Examples by their numbers, in that order."""
-        x, y = self.images.x[list(ids)], self.images.y[list(ids)]
-        return Secret(x, y, tuple(ids), Batch(x, y))
+        return self.take(ids)
 
 
-@register("task", "image")
-@dataclass(frozen=True)
-class ImageTask:
-    """Image classification. `train` SGD steps on half the data come first; batches are then drawn from the other half.
+class Task(Protocol):
+    """A description of what is trained."""
 
-    draw=loss takes batches from the half of the pool with the highest loss, where updates say most.
-    """
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What an audit of it measures unless told otherwise."""
+        ...
 
-    model: Model = field(default_factory=LeNet)
-    data: Data = field(default_factory=Photos)
-    train: int = 0
-    rate: float = 0.05
-    draw: Literal["random", "loss"] = "random"
+    @property
+    def grants(self) -> frozenset[Know]:
+        """What can be told of its batches."""
+        ...
 
-    def open(self, rng: Rng) -> World:
-        images = self.data.load()
-        shape, classes = tuple(images.x.shape[1:]), len(images.classes)
-        if classes < 2:
-            raise UsageError(f"{self.data!r} has one class only: a classifier needs two or more")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((rng / "model").number)
-            module = self.model.build(shape, classes)
-        check_output(module, self.model, shape, classes)
-        pool = torch.arange(len(images.x))
-        accuracy = None
-        if self.train:
-            order = (rng / "split").permutation(len(images.x))
-            half = len(order) // 2
-            _train(module, images, order[:half], self.train, self.rate, rng / "train")
-            pool = order[half:]
-            accuracy = _accuracy(module, images, pool)
-        learner = Learner(module, shape, classes)
-        if self.draw == "loss":
-            pool = _hard_half(learner, images, pool)
-        return World(learner, images, pool, accuracy)
+    def open(self, rng: Rng) -> World: ...
 
 
-def check_output(module: nn.Module, model: object, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse a model that does not map a batch of images to a number a class."""
-    try:
-        with torch.no_grad():
-            out = module.eval()(torch.zeros(2, *shape))
-    except (RuntimeError, TypeError, ValueError) as problem:
-        raise UsageError(f"model {model!r} does not take images of shape {shape}: {str(problem).splitlines()[0]}; "
-                         "change the data's size or the model") from None
-    if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):
-        found = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
-        raise UsageError(f"model {model!r} gives {found} outputs an image, but the data has {classes} classes; "
-                         f"make its last layer {classes} wide")
-
-
-def _train(module: nn.Module, images: Images, rows: Tensor, steps: int, rate: float, rng: Rng) -> None:
-    optimiser = torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
+def train(
+    module: nn.Module, take: Take, rows: Tensor, steps: int, optimiser: torch.optim.Optimizer, size: int, rng: Rng,
+) -> None:
+    """Steps on random batches of `size` among `rows`; dropout is drawn from the stream."""
     module.train()
     for step in range(steps):
-        chosen = rows[torch.randint(len(rows), (min(64, len(rows)),), generator=(rng / step).torch())]
+        here = rng / step
+        chosen = rows[torch.randint(len(rows), (min(size, len(rows)),), generator=here.torch())]
+        batch = take(chosen.tolist()).batch
         optimiser.zero_grad()
-        F.cross_entropy(module(images.x[chosen]), images.y[chosen]).backward()  # type: ignore[no-untyped-call]
+        with Dropped(here / "drop"):
+            cross_entropy(module(batch.x, **batch.extra), batch.y).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
 
 @torch.no_grad()
-def _accuracy(module: nn.Module, images: Images, rows: Tensor) -> float:
+def accuracy(module: nn.Module, take: Take, rows: Tensor, size: int) -> float:
+    """Share of labels, or of next tokens, that the model gives the highest score."""
     module.eval()
-    right = [(module(images.x[part]).argmax(1) == images.y[part]).float() for part in torch.split(rows, 256)]
+    right: list[Tensor] = []
+    for part in torch.split(rows, size):
+        batch = take(part.tolist()).batch
+        hits = module(batch.x, **batch.extra).argmax(-1) == batch.y
+        right.append(hits[batch.y >= 0].float())
     return float(torch.cat(right).mean())
 
 
 @torch.no_grad()
-def _hard_half(learner: Learner, images: Images, pool: Tensor) -> Tensor:
-    losses = [F.cross_entropy(learner.logits(learner.params, images.x[part], "eval"), images.y[part], reduction="none")
-              for part in torch.split(pool, 256)]
+def hard_half(learner: Learner, take: Take, pool: Tensor, size: int) -> Tensor:
+    """The half of the pool with the highest loss, hardest first."""
+    losses: list[Tensor] = []
+    for part in torch.split(pool, size):
+        batch = take(part.tolist()).batch
+        each = F.cross_entropy(learner.logits(learner.params, batch, "eval").movedim(-1, 1), batch.y, reduction="none")
+        losses.append(each.flatten(1).sum(1) / (batch.y >= 0).flatten(1).sum(1) if each.ndim > 1 else each)
     return pool[torch.cat(losses).argsort(descending=True)][: max(1, len(pool) // 2)]
