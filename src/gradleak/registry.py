@@ -20,6 +20,7 @@ PACKAGES = {
     "attack": "gradleak.attacks",
     "defense": "gradleak.defenses",
     "metric": "gradleak.metrics",
+    "prior": "gradleak.attacks.parts.language",
     "model": "gradleak.world.models",
     "data": "gradleak.world.data",
     "language": "gradleak.world.language",
