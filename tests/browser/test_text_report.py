@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gradleak import registry
 from gradleak.audit.plan import Audit, Cell
+from gradleak.audit.run import score
 from gradleak.audit.store import CellDir, Run
 from gradleak.audit.verdict import leaked
 from gradleak.errors import UsageError
@@ -36,6 +37,8 @@ PIECES = ["[PAD]", "[CLS]", "[SEP]", "my", "doctor", "said", "the", "test", "##s
 TRUTHS = ["my doctor said the test ##s are fine .", f"we moved to a {EVIL} street ."]
 NEAR = ["my doctor said the test ##s are fine .", "we moved a to quiet street un"]
 FAR = ["are un ##happy fine", ""]
+
+REAL_WORLD = Cell.world
 
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}: install chromium")
 
@@ -64,17 +67,21 @@ def fill(cell: Cell, folder: CellDir, guess: Sequence[str]) -> None:
     match = assign(reading, truth.readings)
     found, true = ([VOCABULARY.sentence(row) for row in given] for given in (reading[match], truth.readings))
     scores = {m.name: m(truth.labels, truth.labels) if m.name == "label_accuracy" else m(found, true) for m in metrics}
+    measured = {"scores": scores, "blind": {}, "unscored": {}, "match": match, "leaked": leaked(scores, {}, metrics)}
     folder.open(cell)
     for step, line in enumerate(("are are are", "my un", *guess[:1] * 9)):
         folder.log({"trial": 0, "step": step, "steps": 10, "seconds": 0.1, "residual": [1 / (1 + step), 1.0],
                     "rougeL": step / 12, "text": [line, EVIL, "a", "b", "c"]})
-    folder.add_trial({
-        "trial": 0, "ids": [0, 1], "residual": {"guess": [0.0, 0.0], "truth": [0.0, 0.0]}, "scores": scores,
-        "blind": {}, "unscored": {}, "match": match, "leaked": leaked(scores, {}, metrics), "granted": ["count"],
-        "unused": [], "distortion": 0.0 if cell.defense == "none" else 10.0, "strength": 1.0, "notes": {},
-        "warnings": [], "stopped": None, "failed": None, "seconds": 1.0,
-    }, {"reading": reading, "x": truth.batch.x, "y": truth.labels})
+    folder.add_trial(record(cell, [0, 1], measured), {"reading": reading, "x": truth.batch.x, "y": truth.labels})
     folder.finish()
+
+
+def record(cell: Cell, ids: Sequence[int], measured: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "trial": 0, "ids": list(ids), "residual": {"guess": [0.0, 0.0], "truth": [0.0, 0.0]}, **measured,
+        "granted": ["count"], "unused": [], "distortion": 0.0 if cell.defense == "none" else 10.0, "strength": 1.0,
+        "notes": {}, "warnings": [], "stopped": None, "failed": None, "seconds": 1.0,
+    }
 
 
 def written(path: Path, near: Sequence[str] = NEAR, **changes: Any) -> Run:
@@ -239,6 +246,28 @@ def test_images_and_sentences_in_one_report(run: Run, tmp_path: Path, monkeypatc
     assert "PSNR" in page and "ROUGE-L" in page and "private examples" in page
     assert "is not among this audit" not in page
     assert re.search(r"exact +rougeL +psnr", printed(run))
+
+
+def test_a_real_vocabulary_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cell, "world", REAL_WORLD)
+    run = Run(tmp_path / "run")
+    run.begin(Audit(task="text(model=minilm, data=sentences)", threats=("curious",), batch=(2,), trials=1))
+    ((cell, folder),) = run.cells()
+    try:
+        world = cell.world()
+    except UsageError as problem:
+        pytest.skip(str(problem))
+    truth = world.secret([0, 5])
+    reading = truth.readings.flip(0).clone()
+    reading[1, 1:3] = reading[1, 1:3].flip(0)
+    measured = score(cell.scorers(), reading, truth.labels, truth, world)
+    folder.open(cell)
+    folder.add_trial(record(cell, truth.ids, measured), {"reading": reading, "y": truth.labels})
+    folder.finish()
+    assert world.vocabulary is not None and measured["scores"]["exact_match"] == [0.0, 1.0]
+    page = write(run).read_text(encoding="utf-8")
+    assert world.vocabulary.sentence(truth.readings[1]).text in plain(page) and "unscored" not in page
+    assert len(marked(page)["elsewhere"]) == 2 and re.search(r"LEAKS +2/2 +0\.50", printed(run))
 
 
 def test_metrics_of_images_stay_as_they_were() -> None:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradleak import registry
+from gradleak.audit.verdict import lead, leaked
 from gradleak.errors import Unscored
 from gradleak.metrics import text
 from gradleak.metrics.match import assign
 from gradleak.metrics.overlap import in_order
-from gradleak.metrics.summary import lead
 from gradleak.spec import parse
 from gradleak.types import NOTHING, Metric, Sentence
 
@@ -120,8 +120,6 @@ def test_only_two_of_them_judge_and_one_leads() -> None:
 
 
 def test_an_exact_reading_counts_whatever_a_blind_guess_scores() -> None:
-    from gradleak.audit.verdict import leaked
-
     def read(exact: float, ordered: float, blind: float) -> bool:
         scores = {"exact_match": [exact], "rougeL": [ordered]}
         floor = {"exact_match": [float(blind == 1)], "rougeL": [blind]}

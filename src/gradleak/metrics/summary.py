@@ -6,8 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-from gradleak.types import Metric
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -26,10 +24,3 @@ def summarise(scores: Sequence[float], better: Literal["higher", "lower"], draws
     low, high = np.quantile(values[picks].mean(1), [0.025, 0.975])
     worst = values.max() if better == "higher" else values.min()
     return Summary(float(values.mean()), float(low), float(high), float(worst), tuple(map(float, values)))
-
-
-def lead(metrics: Sequence[Metric]) -> Metric | None:
-    """The number to follow where there is room for one only: the metric that says so, else the first about the data
-    itself; none where all are about labels."""
-    about = [m for m in metrics if getattr(m, "about", "readings") == "readings"]
-    return next((m for m in about if getattr(m, "lead", False)), about[0] if about else None)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradleak.audit.verdict import Overall, Row, overall
-from gradleak.metrics.summary import lead
+from gradleak.audit.verdict import Overall, Row, lead, overall
 from gradleak.metrics.text import TextMetric
 from gradleak.types import Metric
 
