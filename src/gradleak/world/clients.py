@@ -1,6 +1,6 @@
 """What a participant computes from the weights it was sent. Each is a description; `of(learner)` makes the client."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,7 +93,11 @@ class PerSample:
                 return gradient(lambda p: learner.loss(p, one, self.mode), params)
 
             rest: Any = (batch.y, extra)
-            return {name: each.mean(0) for name, each in in_lanes(alone, batch.x, rest).items()}
+            try:
+                each = in_lanes(alone, batch.x, rest)
+            except RuntimeError:  # the model cannot be taken at once
+                each = _in_turn(alone, batch.x, rest)
+            return {name: value.mean(0) for name, value in each.items()}
 
         return client
 
@@ -112,6 +116,12 @@ class PerSample:
     @property
     def protocol(self) -> Mapping[str, float]:
         return {"steps": 1}
+
+
+def _in_turn(alone: Callable[[Tensor, Any], Update], x: Tensor, rest: Any) -> Update:
+    y, extra = rest
+    each = [alone(x[i], (y[i], {name: value[i] for name, value in extra.items()})) for i in range(len(x))]
+    return {name: torch.stack([update[name] for update in each]) for name in each[0]}
 
 
 def _rows(batch: Batch, rows: Tensor | slice) -> Batch:

@@ -39,15 +39,19 @@ class Sentences:
     """120 everyday remarks in English, positive or negative, that come with the package."""
 
     def load(self) -> Texts:
-        return _read((files("gradleak.world") / "sentences.tsv").read_bytes(), "sentences")
+        return _read((files("gradleak.world") / "sentences.tsv").read_bytes(), "sentences", True)
 
 
 @register("corpus", "lines")
 @dataclass(frozen=True)
 class Lines:
-    """A UTF-8 file of `label<TAB>sentence` lines; labels are words, or class numbers from 0."""
+    """A UTF-8 file of `label<TAB>sentence` lines; labels are words, or class numbers from 0.
+
+    labels=false: a sentence a line and nothing else, for models that predict words.
+    """
 
     path: str
+    labels: bool = True
 
     def load(self) -> Texts:
         file = Path(self.path)
@@ -55,10 +59,10 @@ class Lines:
             raise UsageError(f"lines({self.path!r}): no such file; give one of label<TAB>sentence lines")
         if file.stat().st_size > LARGEST_FILE:
             raise UsageError(f"lines({self.path!r}): larger than {LARGEST_FILE // 1_000_000} MB; use a part of it")
-        return _read(file.read_bytes(), self.path)
+        return _read(file.read_bytes(), f"lines({self.path!r})", self.labels)
 
 
-def _read(content: bytes, where: str) -> Texts:
+def _read(content: bytes, where: str, labelled: bool) -> Texts:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -67,11 +71,13 @@ def _read(content: bytes, where: str) -> Texts:
     labels: list[str] = []
     sentences: list[str] = []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        label, tab, sentence = (part.strip() if part != "\t" else part for part in line.partition("\t"))
-        if not tab or not label or not sentence:
-            missing = "no tab" if not tab else "no label" if not label else "no sentence"
-            raise UsageError(f"{where}, line {number}: {missing if line.strip() else 'empty'}; every line is "
-                             "label<TAB>sentence")
+        label, tab, sentence = line.partition("\t") if labelled else ("0", "\t", line)
+        label, sentence = label.strip(), sentence.strip()
+        parts = {"text": line.strip(), "tab": tab, "label": label, "sentence": sentence}
+        missing = next((name for name, part in parts.items() if not part), None)
+        if missing:
+            raise UsageError(f"{where}, line {number} has no {missing}; every line is "
+                             f"{'label<TAB>sentence' if labelled else 'a sentence'}")
         labels.append(label)
         sentences.append(sentence)
     return Texts(tuple(sentences), *_classes(labels, where))
@@ -79,7 +85,7 @@ def _read(content: bytes, where: str) -> Texts:
 
 def _classes(labels: list[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
     """Numbers stand for themselves; words are numbered by the alphabet."""
-    if all(label.isascii() and label.isdigit() for label in labels):
+    if all(label.isascii() and label.isdigit() and len(label) < 10 for label in labels):
         numbers = [int(label) for label in labels]
         if max(numbers) >= MOST_CLASSES:
             line = numbers.index(max(numbers)) + 1

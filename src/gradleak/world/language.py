@@ -1,16 +1,19 @@
 """Models that read text, and the door for anyone's own. Each is a description; `open` loads it."""
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from torch import nn
+
 from gradleak.errors import UsageError
 from gradleak.registry import kind_of, register
 from gradleak.types import Vocabulary
-from gradleak.world.reader import Reader
+from gradleak.world.reader import NextWord, Reader
 from gradleak.world.tokens import Spelling, Tokenizer, vocabulary
 
 INSTALL = "pip install 'gradleak[text]'"
@@ -81,11 +84,12 @@ def _loaded(path: str, classes: int, local: bool) -> tuple[Any, Any]:
     return net, library.AutoTokenizer.from_pretrained(path, **safe)
 
 
-def _opened(net: Any, tokenizer: Tokenizer, pad: str | None, name: str, classes: int, last: bool) -> Language:
+def _opened(net: Any, tokenizer: Tokenizer, pad: str | None, name: str, classes: int, last: bool = False) -> Language:
     module = Reader(net, last)
     config = getattr(net, "config", None)
     room = getattr(config, "max_position_embeddings", None) or LONGEST + module.first
     limit = min(room - module.first, tokenizer.model_max_length, LONGEST)
+    tokenizer.model_max_length = LONGEST**2  # longer sentences are refused here, with their line, not warned of
     words = vocabulary(tokenizer, module.start, pad, name)
     return Language(module, Spelling(tokenizer).encode, words, limit, classes)
 
@@ -108,4 +112,95 @@ class MiniLm:
     def open(self, classes: int) -> Language:
         with _quiet():
             net, tokenizer = _loaded(_minilm(), classes, local=True)
-        return _opened(net, tokenizer, None, repr(self), classes, last=False)
+        return _opened(net, tokenizer, None, repr(self), classes)
+
+
+@register("language", "hf")
+@dataclass(frozen=True)
+class Hf:
+    """Any encoder or decoder of the transformers library: a folder, or a name on the hub.
+
+    A head that classifies sequences is kept; otherwise a fresh one is put on. `pad` names a token to pad with where the
+    tokenizer has none. Only safetensors are read, and no code that comes with a model is run.
+    """
+
+    path: str
+    pad: str | None = None
+    causal: ClassVar[bool] = False
+
+    def open(self, classes: int) -> Language:
+        with _quiet():
+            net, tokenizer = self._found(classes)
+        decoder = isinstance(getattr(net, "score", None), nn.Linear)  # it scores every token and takes the last one's
+        return _opened(net, tokenizer, self.pad, repr(self), net.config.num_labels, decoder)
+
+    def _found(self, classes: int) -> tuple[Any, Any]:
+        folder = Path(self.path).is_dir()
+        try:
+            try:
+                return _loaded(self.path, classes, local=True)
+            except OSError:
+                if folder:
+                    raise
+            _library("huggingface_hub").HfApi().model_info(self.path, timeout=10)  # says at once that there is no hub
+            return _loaded(self.path, classes, local=False)
+        except UsageError:
+            raise
+        except Exception as problem:  # a stranger's files may break the library in any way
+            what = "cannot be loaded" if folder else "is no folder here and cannot be had from the hub"
+            raise UsageError(f"{self!r}: {what} ({_first_line(problem)}); give the folder of a model saved with "
+                             "save_pretrained (safetensors, tokenizer included), or model=minilm") from problem
+
+
+@register("language", "python")
+@dataclass(frozen=True)
+class FromPython:
+    """Your own: `python('package.module:build')`; build(classes) returns a module and its tokenizer.
+
+    The module takes inputs_embeds= and attention_mask=, gives logits or something that has them, and has
+    get_input_embeddings(). This imports and runs that code: use it only with code you trust.
+    """
+
+    path: str
+    pad: str | None = None
+    causal: ClassVar[bool] = False
+
+    def open(self, classes: int) -> Language:
+        where, _, name = self.path.partition(":")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            net, tokenizer = getattr(importlib.import_module(where), name)(classes)
+            if not isinstance(net, nn.Module):
+                raise TypeError(f"{type(net).__name__} is not a torch.nn.Module")
+            return _opened(net, tokenizer, self.pad, repr(self), classes)
+        except UsageError:
+            raise
+        except Exception as problem:
+            raise UsageError(f"{self!r}: {type(problem).__name__}: {_first_line(problem)}; name an importable function "
+                             "as 'package.module:build' that returns (module, tokenizer)") from problem
+
+
+@register("language", "transformer3")
+@dataclass(frozen=True)
+class Transformer3:
+    """LTI's language model: three causal layers over a table of words that is its output layer too, trained to say the
+    next token; MiniLM's tokenizer. About 1.1 million weights beside the table."""
+
+    width: int = 176
+    heads: int = 4
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.width < 2 or self.heads < 1 or self.width % self.heads:
+            raise UsageError(f"{self!r}: the width is a multiple of the heads; use for example width=176, heads=4")
+
+    def open(self, classes: int) -> Language:
+        with _quiet():
+            tokenizer = _library("transformers").AutoTokenizer.from_pretrained(
+                _minilm(), local_files_only=True, trust_remote_code=False)
+        return _opened(NextWord(len(tokenizer), self.width, 3, self.heads), tokenizer, None, repr(self), len(tokenizer))
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

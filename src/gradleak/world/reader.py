@@ -27,6 +27,8 @@ class Reader(nn.Module):
         self.first = 1 + places[0] if places and places[0] is not None else 0
         takes = inspect.signature((net.base_model if last else net).forward).parameters  # type: ignore[union-attr]
         self.placed = "position_ids" in takes
+        self.wide = False
+        self.wide = not last and self._takes_wide()
 
     @property
     def words(self) -> nn.Module:
@@ -43,7 +45,7 @@ class Reader(nn.Module):
         if ids is not None:
             x = x + (self.words(ids) - F.embedding(ids, self.start))
         count, length = x.shape[:2]
-        named = {"inputs_embeds": x, "attention_mask": mask}
+        named = {"inputs_embeds": x, "attention_mask": self._attended(x, mask)}
         if self.placed:
             named["position_ids"] = (torch.arange(length, device=x.device) + self.first).expand(count, length)
         if not self.last:
@@ -51,6 +53,35 @@ class Reader(nn.Module):
             return out if isinstance(out, Tensor) else out.logits
         scores: Tensor = self.net.score(self.net.base_model(**named)[0])  # type: ignore[operator]
         return scores[:, -1] if mask is None else _at_last(scores, mask)
+
+
+    def _attended(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """What the net is told of the mask. A decoder needs not be: padding comes last, and no token looks ahead.
+
+        An encoder gets it written out for every pair of tokens if it takes that: made from a short one, it could not
+        depend on the candidate where many are replayed at once.
+        """
+        if mask is None or self.last:
+            return None
+        if not self.wide:
+            return mask
+        hidden = (1 - mask.to(x)) * torch.finfo(x.dtype).min
+        return hidden[:, None, None].expand(-1, 1, mask.shape[1], -1)
+
+    @torch.no_grad()
+    def _takes_wide(self) -> bool:
+        """Found by trying both on two short rows, one of them padded."""
+        was, x = self.training, self.start[torch.arange(6) % len(self.start)].view(2, 3, -1)
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=x.device)
+        self.eval()
+        try:
+            short = self(x, mask)
+            self.wide = True
+            return torch.allclose(short, self(x, mask), atol=1e-5)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+            return False
+        finally:
+            self.train(was)
 
 
 def _at_last(scores: Tensor, mask: Tensor) -> Tensor:
