@@ -89,9 +89,8 @@ IMAGE = (
 )
 TEXT = (
     Column("exact_match", "Exact", "match", "Exact match", "share"),
-    Column("rouge1", "ROUGE-1", label="ROUGE-1"), Column("rouge2", "ROUGE-2", label="ROUGE-2"),
-    Column("rougeL", "ROUGE-L", "mean [95 %]", "ROUGE-L [95 %]", "interval"),
-    Column("rougeL", "Worst", label="ROUGE-L, worst", shows="worst"),
+    Column("rouge1", "ROUGE", "1", "ROUGE-1"), Column("rouge2", "ROUGE", "2", "ROUGE-2"),
+    Column("rougeL", "ROUGE", "L, mean [95 %]", "ROUGE-L [95 %]", "interval"),
     Column("token_accuracy", "Tokens", "in place", "Tokens in place", "share"),
 )
 
