@@ -18,13 +18,13 @@ from gradleak.world.learner import Learner, cross_entropy
 
 transformers = pytest.importorskip("transformers")
 MINILM = "text(model=minilm, data=sentences)"
-WORDS = ("the a cat dog sat ran on mat in rain sun is was good bad very not and it he she big old new day house tree "
-         "##s ##ed . , ' !").split()
+WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", "in", "rain", "sun", "is", "was", "good", "bad", "very",
+         "not", "and", "it", "he", "she", "big", "old", "new", "day", "house", "tree", "up", "##ed", ".", ",", "'", "!"]
+SPECIAL = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def wordpiece(folder: Path) -> object:
-    vocabulary = {piece: i for i, piece in enumerate(["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
-    return transformers.BertTokenizer(vocab=vocabulary)
+def wordpiece() -> object:
+    return transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate([*SPECIAL, *WORDS])})
 
 
 def bytepairs(**specials: str) -> object:
@@ -49,7 +49,7 @@ def saved(family: str, folder: Path) -> str:
     torch.manual_seed(0)
     frame = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     if family in ("bert", "tinybert", "distilbert", "electra"):
-        tokenizer = wordpiece(folder)
+        tokenizer = wordpiece()
         config = {
             "bert": lambda n: transformers.BertConfig(vocab_size=n, max_position_embeddings=24, **SMALL),
             "tinybert": lambda n: transformers.BertConfig(
@@ -167,7 +167,7 @@ def test_frozen_and_trained_tables(tiny) -> None:
     plain, words, places = (set(opened(tiny("bert", more)).learner.params)
                             for more in ("", ", embeddings=trained", ", positions=trained"))
     assert words - plain == {"bert.embeddings.word_embeddings.weight"}
-    assert places - plain == {"bert.embeddings.position_embeddings.weight", "bert.embeddings.token_type_embeddings.weight"}
+    assert places - plain == {f"bert.embeddings.{what}_embeddings.weight" for what in ("position", "token_type")}
     assert "ids" not in opened(tiny("bert")).secret([0]).batch.extra
 
 
@@ -196,14 +196,14 @@ def test_a_fine_tuned_head_is_kept_and_its_classes_count(tiny, family, tmp_path)
     whole = transformers.BertForSequenceClassification(transformers.BertConfig(
         vocab_size=6 + len(WORDS), max_position_embeddings=24, num_labels=3, **SMALL))
     whole.save_pretrained(tmp_path / "tuned")
-    wordpiece(tmp_path).save_pretrained(tmp_path / "tuned")
+    wordpiece().save_pretrained(tmp_path / "tuned")
     task = f"text(model=hf('{tmp_path}/tuned'), data=lines('{tmp_path}/mine.tsv'))"
     tiny("bert")
     world = opened(task)
     assert world.learner.classes == 3
     assert torch.equal(world.learner.params["classifier.weight"], whole.classifier.weight)
     (tmp_path / "mine.tsv").write_text("".join(f"{n}\tthe cat\n" for n in range(5)))
-    with pytest.raises(UsageError, match="5 classes.*head of 3"):
+    with pytest.raises(UsageError, match=r"5 classes.*head of 3"):
         opened(task)
 
 
@@ -375,7 +375,7 @@ def test_a_task_says_what_can_be_told_of_it(tiny) -> None:
     refused = [("image", "curious+lengths"), (tiny("bert", ", embeddings=trained"), "curious+public_data"),
                (tiny("llama"), "curious+dropout"), ("text(model=transformer3)", "curious+labels")]
     for task, who in refused:
-        with pytest.raises(UsageError, match="cannot be granted|drops nothing"):
+        with pytest.raises(UsageError, match=r"cannot be granted|drops nothing"):
             checked(Audit(task=task, threats=(who,), attacks=("linear",)))
 
 

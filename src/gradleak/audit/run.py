@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ def stage(cell: Cell, trial: int) -> Stage:
     secret = world.draw(cell.batch, trial, part, rng / "data")
     sent = send(world, part, client, defense, secret, rng / "round" / cell.batch / trial)
     believed = client if cell.assume == cell.client else assumed.of(world.learner)
-    seen = who.observe(sent.release, believed, defense)
+    release = replace(sent.release, sites=partial(assumed.sites, world.learner))  # where the attacker thinks it drops
+    seen = who.observe(release, believed, defense)
     told = sent.masks if Know.DROPOUT in who.knows else {}
     known = Know.DEFENSE in who.knows or cell.defense == "none"
     exact = known and not defense.random and (bool(told) or not part.random(world.learner, cell.batch))

