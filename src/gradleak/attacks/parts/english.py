@@ -119,6 +119,8 @@ class English:
         table = table.reshape(self.KINDS, -1) + 1e-9 * table.mean()
         self.table = table / table.sum(1, keepdims=True)
         self.share = self.often / np.bincount(self.kinds, self.often, self.KINDS)[self.kinds]
+        self.named = sum(singles[word] for word in self.names) / self.total
+        self.whole = lru_cache(2**16)(self._whole)
         self.pair = lru_cache(2**19)(self._pair)
         self.chance = lru_cache(2**19)(self._chance)
 
@@ -174,11 +176,17 @@ class English:
         return int(self.kinds[self.place[self.alike(word)[0]]])
 
     def _pair(self, before: str, word: str) -> float:
-        mine, theirs = self.alike(word), self.alike(before)
-        if mine == (word,) and theirs == (before,):
-            return self._counted(before, word)
-        gain = sum(self._counted(a, b) / self.alone(b) for a in theirs for b in mine)
-        return self.alone(word) * gain / (len(mine) * len(theirs))
+        return self.alone(word) * self._gain(before, self.alike(word)) / self.whole(before)
+
+    def _gain(self, before: str, likes: tuple[str, ...]) -> float:
+        """How much likelier than anywhere words like these are here."""
+        theirs = self.alike(before)
+        each = [self._counted(a, b) / self.alone(b) for a in theirs for b in likes]
+        return sum(each) / len(each)
+
+    def _whole(self, before: str) -> float:
+        """What the chances after a word would add up to, as names borrow theirs and there are many."""
+        return 1 + self.named * (self._gain(before, _NAMED) - 1)
 
     def _counted(self, before: str, word: str) -> float:
         i, j = self.place[before], self.place[word]

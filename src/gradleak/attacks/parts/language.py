@@ -2,9 +2,10 @@
 
 import importlib
 import importlib.util
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -188,8 +189,10 @@ class Reader:
 
     def __init__(self, net: Any, tokenizer: Any) -> None:
         self.net, self.tokenizer = net.eval(), tokenizer
-        opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        self.opening = [] if opening is None else [int(opening)]
+        # A chat model's own opening is followed by a name of who speaks; what lies between two texts is not.
+        between = tokenizer.get_vocab().get("<|endoftext|>")
+        openings = (between, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        self.opening = [token for token in openings if token is not None][:1]
         self.longest = getattr(net.config, "max_position_embeddings", None) or 1024
         self.known: dict[str, float] = {}
 
@@ -235,17 +238,23 @@ class Reader:
 @lru_cache(2)
 def _reader(model: str, gguf: str | None) -> Reader:
     place, file = _place(model, gguf)
+    folder = Path(place).is_dir()
     with _quiet():
         try:
-            return Reader(*_loaded(place, file, local=True))
-        except OSError as problem:
-            if Path(place).exists():
-                raise UsageError(f"hf({model!r}): {_brief(problem)}; it takes what save_pretrained writes") from None
-        try:
+            try:
+                return Reader(*_loaded(place, file, local=True))
+            except OSError:
+                if folder:
+                    raise
+            _library("huggingface_hub").HfApi().model_info(place, timeout=10)  # says at once that there is no hub
             return Reader(*_loaded(place, file, local=False))
-        except OSError:
-            raise UsageError(f"hf({model!r}): no such folder here, and the hub cannot be reached or has no such model; "
-                             "give the folder of a model, or use prior=ngram, which needs none") from None
+        except UsageError:
+            raise
+        except Exception as problem:  # a stranger's files may break the library in any way
+            what = "cannot be loaded" if folder else "is no folder here and cannot be had from the hub"
+            reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
+            raise UsageError(f"hf({model!r}): {what} ({reason}); give the folder of a causal model as save_pretrained "
+                             "writes it (safetensors, tokenizer included), or use prior=ngram") from problem
 
 
 def _place(model: str, gguf: str | None) -> tuple[str, str | None]:
@@ -266,26 +275,18 @@ def _loaded(place: str, gguf: str | None, local: bool) -> tuple[Any, Any]:
     library = _library("transformers")
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     if gguf is not None:
-        _library("gguf")
-        _library("accelerate")
+        _library("gguf", "pip install gguf accelerate")
+        _library("accelerate", "pip install gguf accelerate")
         options["gguf_file"] = gguf
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(place, **options)
-        net = library.AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, dtype=torch.float32, **options)
-    except (ValueError, ImportError) as problem:
-        raise UsageError(f"hf({place!r}): {_brief(problem)}; it takes a causal language model") from None
-    return net, tokenizer
+    net = library.AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, dtype=torch.float32, **options)
+    return net, library.AutoTokenizer.from_pretrained(place, **options)
 
 
-def _library(name: str) -> Any:
+def _library(name: str, remedy: str = INSTALL) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as problem:
-        raise UsageError(f"hf(...) needs {name} ({problem}): {INSTALL}") from None
-
-
-def _brief(problem: Exception) -> str:
-    return str(problem).strip().splitlines()[0].rstrip(".")
+        raise UsageError(f"this language model needs {name} ({problem}): {remedy}") from None
 
 
 @contextmanager
@@ -296,7 +297,8 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # not every bar listens to the above
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:
