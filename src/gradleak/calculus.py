@@ -1,15 +1,19 @@
-"""Differentiation in one place: a client's gradient, and many candidates replayed at once."""
+"""Differentiation in one place: a client's gradient, for one candidate or for many at once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from gradleak.types import Batch, Params, Replay, Update
+from gradleak.factored import Stacked, dense
+from gradleak.tap import tapped
+from gradleak.types import Params, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
+_factored_lanes: ContextVar[int] = ContextVar("factored_lanes", default=0)
 
 
 @contextmanager
@@ -23,10 +27,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def factoring(lanes: int) -> Iterator[None]:
+    """In here `gradient` gives each of so many equal parts of the batch an update of its own, stacked along a first
+    axis, linear layers factored."""
+    token = _factored_lanes.set(lanes)
+    try:
+        yield
+    finally:
+        _factored_lanes.reset(token)
+
+
 def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:
     """The gradient of a scalar in the parameters, itself differentiable wherever gradients are being recorded."""
     if _inside_lanes.get():
-        return torch.func.grad(loss)(dict(params))  # type: ignore[no-any-return]
+        return cast(Update, torch.func.grad(loss)(dict(params)))
+    lanes = _factored_lanes.get()
+    if lanes:
+        return cast(Update, tapped(loss, params, lanes))
     wanted = torch.is_grad_enabled()
     with torch.enable_grad():
         leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in params.items()}
@@ -34,43 +52,21 @@ def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:
     return dict(zip(leaves, grads, strict=True))
 
 
-def in_lanes(function: Callable[[Tensor, Tensor], Update], x: Tensor, y: Tensor) -> Update:
+def each_lane(change: Callable[[Update], Update], update: Update) -> Update:
+    """Change an update, or, while `factoring`, the update of every lane; that needs entries."""
+    lanes = _factored_lanes.get()
+    if not lanes:
+        return change(update)
+    whole = dense(cast(Stacked, update))
+    if lanes > 1:
+        return torch.vmap(change)(whole)
+    return {name: value[None] for name, value in change({k: v[0] for k, v in whole.items()}).items()}
+
+
+def in_lanes(function: Callable[..., Update], *tensors: Tensor) -> Update:
     """Apply to every slice along the first axis at once."""
     token = _inside_lanes.set(True)
     try:
-        return torch.vmap(function, randomness="different")(x, y)
+        return torch.vmap(function, randomness="different")(*tensors)
     finally:
         _inside_lanes.reset(token)
-
-
-class Lanes:
-    """Replays R candidate batches, stacked along a new first axis: at once where the model allows, else in turn.
-
-    Whether it does is found by trying two lanes and comparing them with the plain replay.
-    """
-
-    def __init__(self, replay: Replay, x: Tensor, y: Tensor) -> None:
-        self.replay = replay
-        self.together = len(x) > 1 and self._agrees(x[:2].detach(), y[:2].detach())
-
-    def _agrees(self, x: Tensor, y: Tensor) -> bool:
-        try:
-            with torch.no_grad():
-                fast, slow = self._at_once(x, y), self._in_turn(x, y)
-        except (RuntimeError, NotImplementedError):
-            return False
-        gap = sum(float((fast[name] - slow[name]).square().sum()) for name in slow)
-        size = sum(float(slow[name].square().sum()) for name in slow)
-        return gap <= 1e-6 * size
-
-    def _at_once(self, x: Tensor, y: Tensor) -> Update:
-        return in_lanes(lambda a, b: self.replay(Batch(a, b)), x, y)
-
-    def _in_turn(self, x: Tensor, y: Tensor) -> Update:
-        each = [self.replay(Batch(a, b)) for a, b in zip(x, y, strict=True)]
-        return {name: torch.stack([update[name] for update in each]) for name in each[0]}
-
-    def __call__(self, x: Tensor, y: Tensor) -> Update:
-        if len(x) == 1:
-            return {name: value[None] for name, value in self.replay(Batch(x[0], y[0])).items()}
-        return self._at_once(x, y) if self.together else self._in_turn(x, y)

@@ -3,6 +3,7 @@
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import objectives, schedules
 from gradleak.attacks.parts.priors import total_variation
+from gradleak.attacks.parts.spaces import Pixels
 
 
 def palette(steps: int = 200, flatness: float = 0.05) -> Descent:
@@ -12,5 +13,5 @@ def palette(steps: int = 200, flatness: float = 0.05) -> Descent:
         objective=objectives.cosine,
         priors=((schedules.geometric(flatness, flatness / 1000), total_variation),),
         rate=schedules.cosine(0.1),
-        begin="grey",
+        space=Pixels(begin="grey"),
     )

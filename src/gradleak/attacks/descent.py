@@ -3,21 +3,24 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gradleak.attacks.parts import directions, objectives, schedules
+from gradleak.attacks.parts import directions, moves, objectives, schedules
 from gradleak.attacks.parts.labels import Counted, Labels, Read, count
 from gradleak.attacks.parts.objectives import Objective
 from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
 from gradleak.attacks.parts.priors import Prior
 from gradleak.attacks.parts.schedules import Number
 from gradleak.attacks.parts.spaces import Pixels, Space
-from gradleak.calculus import Lanes
-from gradleak.errors import UsageError
-from gradleak.residual import distance
+from gradleak.attacks.parts.tokens import TokenRoom
+from gradleak.attacks.scoring import Scoring
+from gradleak.attacks.search import Rearrange, Substitute
+from gradleak.errors import Unsuited, UsageError
+from gradleak.factored import Reference, dense
+from gradleak.lanes import Lanes
+from gradleak.residual import distance, residual
 from gradleak.rng import Rng
 from gradleak.types import Batch, Guess, Know, Observation
 
@@ -27,7 +30,11 @@ FLOOR = 1e-12
 PULSE = 2.0
 """Seconds after which a guess is shown in any case, so that a budget or a kill costs no more than that."""
 
-Begin = Literal["normal", "uniform", "grey"]
+NEAR = 1e-4
+"""Answers nearer than this are compared in full precision."""
+
+EXPLAINED = 1e-8
+"""Words whose replay is nearer than this to the update (cosine distance) are the words: nothing is left to search."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,16 @@ class Descent:
     """Minimise the logarithm of the mismatch: priors then weigh in proportion to what is still unexplained, strong at
     first and never outweighing the evidence, and the search does not stall as the mismatch becomes small."""
     space: Space = field(default_factory=Pixels)
-    box: bool = True
-    begin: Begin = "normal"
+    starts: int = 1
+    """Random candidates of which the best begins; for text then as many orders of its words."""
+    search: Rearrange | None = None
+    refine: Substitute | None = None
     lanes: int = 1
     yields: int = 40
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.lanes < 1:
-            raise UsageError(f"steps={self.steps}, restarts={self.lanes}: both must be at least 1")
+        if self.steps < 1 or self.lanes < 1 or self.starts < 1:
+            raise UsageError(f"steps={self.steps}, restarts={self.lanes}, starts={self.starts}: each at least 1")
 
     @property
     def needs(self) -> frozenset[Know]:
@@ -70,9 +79,16 @@ class Descent:
         said = monotonic()
         for step in range(int(state["step"]), self.steps):
             state = run.advance(state, step)
-            if (step + 1) % every == 0 or step + 1 == self.steps or monotonic() - said > PULSE:
+            due = (step + 1) % every == 0 or step + 1 == self.steps
+            if due:
+                state = run.judge(state)
+            if run.explained(state):
+                state["step"] = torch.tensor(self.steps)
+            if due or run.explained(state) or monotonic() - said > PULSE:
                 yield run.guess(state)
                 said = monotonic()
+            if run.explained(state):
+                return
 
 
 class Matching:
@@ -80,38 +96,63 @@ class Matching:
 
     def __init__(self, plan: Descent, seen: Observation, read: Read, rng: Rng) -> None:
         self.plan, self.seen, self.read, self.rng = plan, seen, read, rng
+        self.n = count(seen)
+        self.room = plan.space.open(seen, self.n)
+        self.size = torch.Size(self.room.shape).numel()
         self.like = next(iter(seen.params.values())).detach()
-        self.n, self.size = count(seen), count(seen) * torch.Size(seen.shape).numel()
-        self.fixed = read.labels.to(self.like.device).expand(plan.lanes, -1)
-        x, y = self.unpack(self._random())
-        self.replay = Lanes(seen.replay, x, y)
+        self.fixed = read.labels.to(self.like.device)
+        words = self.room.tokens > 0
+        x, y = self.unpack(self._random(2 if words else plan.lanes, rng))
+        self.replay = Lanes(seen.replay, x, y, self.room.extra(len(x)), factor=words)
+        self.reference = Reference(seen.update, self.room.tokens)
+        self.scoring = Scoring(self.replay, plan.objective, self.reference)
 
-    def _random(self) -> Tensor:
-        lanes, rng = self.plan.lanes, self.rng
-        shape = (lanes, self.size)
-        if self.plan.begin == "normal":
-            x = (rng / "start").normal(shape, self.like)
-        elif self.plan.begin == "uniform":
-            x = (rng / "start").uniform(shape, self.like)
-        else:
-            x = 0.5 + 0.01 * (rng / "start").normal(shape, self.like)
+    def _random(self, lanes: int, rng: Rng) -> Tensor:
+        z = self.room.begin(lanes, rng / "start")
         if not self.read.joint:
-            return x
-        return torch.cat([x, (rng / "soft labels").normal((lanes, self.n * self.seen.classes), self.like)], 1)
+            return z
+        return torch.cat([z, (rng / "soft labels").normal((lanes, self.n * self.seen.classes), self.like)], 1)
 
     def begin(self, start: Guess | None) -> dict[str, Tensor]:
-        z = self._random()
+        z = self._random(self.plan.lanes, self.rng)
         if start is not None:
-            z[0, : self.size] = self.plan.space.encode(start.batch.x.detach().to(z)).flatten()
+            z[0, : self.size] = self.room.encode(start.batch.x.detach().to(z)[None])[0]
+        elif self.plan.starts > 1:
+            for lane in range(len(z)):
+                z[lane] = self._best_start(self.rng / "starts" / lane)
         worst = torch.full((len(z),), torch.inf).to(z)
         inner = {f"optimiser.{k}": v for k, v in self.plan.optimiser.begin(z).items()}
         return {"z": z, "best": z.clone(), "match": worst, "step": torch.zeros((), dtype=torch.long), **inner}
 
+    def _best_start(self, rng: Rng) -> Tensor:
+        """Of several random candidates the one that matches best; then of several orders of its words."""
+        many = self._random(self.plan.starts, rng)
+        x, y = self.unpack(many)
+        z = many[:1].clone()
+        z[0, : self.size] = self.room.encode(self._best(x, y[0])[None])[0]
+        if isinstance(self.room, TokenRoom):
+            now, generator = self.unpack(z)[0], rng.numpy()
+            orders = [moves.permutations(inside, self.plan.starts, generator) for inside in self.room.inside]
+            mixed = torch.stack([now[0, i][order] for i, order in enumerate(orders)], 1)
+            z[0, : self.size] = self.room.encode(self._best(mixed, y[0])[None])[0]
+        return z[0]
+
+    def _best(self, candidates: Tensor, y: Tensor) -> Tensor:
+        many = len(candidates)
+        scores = self.scoring(candidates, y.expand(many, *y.shape), self.room.extra(many))
+        return candidates[int(torch.nan_to_num(scores, nan=torch.inf).argmin())]
+
+    @property
+    def words(self) -> TokenRoom:
+        if not isinstance(self.room, TokenRoom):
+            raise Unsuited("words are searched for in text only")
+        return self.room
+
     def unpack(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates (R x B x ...) and their labels, hard or soft."""
-        x = self.plan.space.decode(z[:, : self.size].reshape(len(z), self.n, *self.seen.shape))
+        x = self.room.decode(z[:, : self.size])
         if not self.read.joint:
-            return x, self.fixed
+            return x, self.fixed.expand(len(z), *self.fixed.shape)
         return x, z[:, self.size :].reshape(len(z), self.n, self.seen.classes).softmax(-1)
 
     def evaluator(self, step: int) -> Evaluate:
@@ -121,11 +162,11 @@ class Matching:
         def evaluate(z: Tensor) -> Value:
             z = z.detach().requires_grad_()
             x, y = self.unpack(z)
-            match = plan.objective(self.replay(x, y), self.seen.update)
+            match = plan.objective(self.replay(x, y, self.room.extra(len(x))), self.reference)
             total = match.clamp_min(FLOOR).log() if plan.log else match
             for weight, prior in priors:
                 if weight:
-                    total = total + weight * prior(x)
+                    total = total + weight * prior(x, self.room)
             (slope,) = torch.autograd.grad(total.sum(), z)
             return Value(total.detach(), match.detach(), plan.direction(slope))
 
@@ -136,23 +177,69 @@ class Matching:
         inner = {k.removeprefix("optimiser."): v for k, v in state.items() if k.startswith("optimiser.")}
         rate = schedules.at(plan.rate, step, plan.steps)
         z, judged, value, inner = plan.optimiser.step(state["z"], inner, self.evaluator(step), rate)
-        if plan.box:
-            inside = self.unpack(z)[0].clamp(0, 1)
-            z[:, : self.size] = plan.space.encode(inside).flatten(1)
+        settled = self.room.settle(self.unpack(z)[0])
+        if settled is not None:
+            z[:, : self.size] = self.room.encode(settled)
         better = value.match < state["match"]
-        return {"z": z, "best": torch.where(better[:, None], judged, state["best"]),
-                "match": torch.where(better, value.match, state["match"]), "step": torch.tensor(step + 1),
-                **{f"optimiser.{k}": v for k, v in inner.items()}}
+        moved = {**state, "z": z, "best": torch.where(better[:, None], judged, state["best"]),
+                 "match": torch.where(better, value.match, state["match"]), "step": torch.tensor(step + 1),
+                 **{f"optimiser.{k}": v for k, v in inner.items()}}
+        if plan.search is not None:
+            for number in range(plan.search.rounds(step + 1, plan.steps)):
+                moved = self.judge(plan.search.improve(self, moved, self.rng / "search" / step / number))
+                if plan.refine is not None and not self.explained(moved):
+                    moved = plan.refine.improve(self, moved, self.rng / "refine" / step / number)
+        return moved
 
-    def guess(self, state: Mapping[str, Tensor]) -> Guess:
-        """The lane whose best iterate has the lowest residual."""
-        x, y = self.unpack(state["best"])
-        with torch.no_grad():
-            updates = self.replay(x, y)
-        sizes = [distance({k: v[lane] for k, v in updates.items()}, self.seen.update).cosine for lane in range(len(x))]
-        lane = min(range(len(x)), key=lambda i: (sizes[i] != sizes[i], sizes[i]))
+    def judge(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """For words: keep the answer whose replay is nearest to the update, of those so far and of all lanes now."""
+        if not isinstance(self.room, TokenRoom):
+            return state
+        x, y = self.unpack(torch.cat([state["z"], state["best"]]))
+        told, ids = self.room.answer(x, y)
+        off = Scoring(self.replay, objectives.cosine, self.reference)(told.x, y, told.extra)
+        lane = int(torch.nan_to_num(off, nan=torch.inf).argmin())
+        exact = residual(self.seen, _lane(told, lane)).cosine if float(off[lane]) < NEAR else float(off[lane])
+        if "told.off" in state and exact >= float(state["told.off"]):
+            return state
+        return {**state, "told.off": torch.tensor(exact, dtype=torch.float64), "told.ids": ids[lane],
+                "told.y": y[lane]}
+
+    def slope(self, x: Tensor, y: Tensor) -> Value:
+        """The objective at stacked candidates, and its gradient in them."""
+        x = x.detach().requires_grad_()
+        match = self.plan.objective(self.replay(x, y, self.room.extra(len(x))), self.reference)
+        (gradient,) = torch.autograd.grad(match.sum(), x)
+        return Value(match.detach(), match.detach(), gradient)
+
+    def tell(self, state: dict[str, Tensor], ids: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """An answer found otherwise, if it is better."""
+        off = residual(self.seen, _lane(self.words.told(ids[None], y[None]), 0)).cosine
+        if off >= float(state["told.off"]):
+            return state
+        return {**state, "told.ids": ids, "told.y": y, "told.off": torch.tensor(off, dtype=torch.float64)}
+
+    def explained(self, state: Mapping[str, Tensor]) -> bool:
+        return "told.off" in state and bool(state["told.off"] < EXPLAINED)
+
+    def guess(self, state: dict[str, Tensor]) -> Guess:
+        """The answer the attacker would give now."""
         notes = {"label_confidence": float(self.read.confidence.mean())}
-        if len(x) > 1:
+        if self.plan.lanes > 1:
             notes["lane_spread"] = float((state["z"] - state["z"][:1]).abs().max())
-        return Guess(Batch(x[lane], y[lane]), x[lane].clamp(0, 1), int(state["step"]), self.plan.steps, state, notes)
+        if isinstance(self.room, TokenRoom):
+            state = state if "told.ids" in state else self.judge(state)
+            lane, readings = 0, state["told.ids"][None]
+            batch = self.room.told(readings, state["told.y"][None])
+        else:
+            batch, readings = self.room.answer(*self.unpack(state["best"]))
+            with torch.no_grad():
+                updates = dense(self.replay(batch.x, batch.y))
+            sizes = [distance({k: v[i] for k, v in updates.items()}, self.seen.update).cosine
+                     for i in range(len(readings))]
+            lane = min(range(len(sizes)), key=lambda i: (sizes[i] != sizes[i], sizes[i]))
+        return Guess(_lane(batch, lane), readings[lane], int(state["step"]), self.plan.steps, state, notes)
 
+
+def _lane(batch: Batch, lane: int) -> Batch:
+    return Batch(batch.x[lane], batch.y[lane], {name: value[lane] for name, value in batch.extra.items()})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from gradleak.calculus import each_lane
 from gradleak.rng import Rng
 from gradleak.types import Batch, Client, Params, Update
 
@@ -10,6 +11,7 @@ def after(client: Client, change: Callable[[Update, Rng | None], Update]) -> Cli
     """The client, with `change` applied to what it would send; the change draws from a stream of its own."""
 
     def changed(params: Params, batch: Batch, rng: Rng | None) -> Update:
-        return change(client(params, batch, rng), rng / "defense" if rng else None)
+        draws = rng / "defense" if rng else None
+        return each_lane(lambda sent: change(sent, draws), client(params, batch, rng))
 
     return changed

@@ -127,7 +127,17 @@ def _apportion(counts: Tensor, n: int) -> Read:
     return Read(labels, (1 - doubt[labels]).clamp(0, 1))
 
 
+@dataclass(frozen=True)
+class Known:
+    """As granted where they are, else counted."""
+
+    needs = frozenset({Know.COUNT})
+
+    def read(self, seen: Observation, rng: Rng) -> Read:
+        return Given().read(seen, rng) if Know.LABELS in seen.facts else Counted().read(seen, rng)
+
+
 def ways(name: str) -> Labels:
-    """By name: joint, counted or given."""
-    known: dict[str, Labels] = {"joint": Joint(), "counted": Counted(), "given": Given()}
+    """By name: joint, counted, given, or known (given where granted, else counted)."""
+    known: dict[str, Labels] = {"joint": Joint(), "counted": Counted(), "given": Given(), "known": Known()}
     return known[name]

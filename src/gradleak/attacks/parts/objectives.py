@@ -1,36 +1,63 @@
 """How far replayed candidates are from the update. Each maps stacked updates (R lanes) to R numbers."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gradleak.types import Update
+from gradleak.factored import TINY, Factored, Reference, Stacked
+from gradleak.products import Products, differences, products
 
-Objective = Callable[[Update, Update], Tensor]
+Objective = Callable[[Stacked, Reference], Tensor]
 
-
-def _dot(stacked: Update, reference: Update) -> Tensor:
-    """Per lane, the inner product with the reference over all parameters; no weight-sized temporary."""
-    parts = [stacked[name].flatten(1) @ value.flatten() for name, value in reference.items()]
-    return torch.stack(parts).sum(0)
-
-
-def _sq_norm(stacked: Update) -> Tensor:
-    parts = [torch.linalg.vecdot(flat, flat) for flat in (value.flatten(1) for value in stacked.values())]
-    return torch.stack(parts).sum(0)
+NEGLIGIBLE = 1e-12
+"""A parameter with less than this share of the update's squared length has no direction but rounding: the bias of an
+attention key, to which softmax is blind."""
 
 
-def l2(stacked: Update, reference: Update) -> Tensor:
-    """Sum of squared differences."""
-    parts = [(stacked[name] - value).flatten(1).square().sum(1) for name, value in reference.items()]
-    return torch.stack(parts).sum(0)
+@dataclass(frozen=True)
+class ByProducts:
+    """An objective that needs inner products only: no gradient is ever multiplied out for it."""
+
+    of: Callable[[Products], Tensor]
+
+    def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
+        if self.of is _l2 and not any(isinstance(value, Factored) for value in stacked.values()):
+            return differences(stacked, reference).squares.sum(1)
+        return self.of(products(stacked, reference))
 
 
-def cosine(stacked: Update, reference: Update) -> Tensor:
-    """One minus the cosine over all parameters together."""
-    size = torch.stack([value.square().sum() for value in reference.values()]).sum().sqrt()
-    return 1 - _dot(stacked, reference) / (_sq_norm(stacked).clamp_min(1e-30).sqrt() * size)
+def _l2(found: Products) -> Tensor:
+    return (found.squares - 2 * found.dots + found.sizes).clamp_min(0).sum(1)
+
+
+def _cosine(found: Products) -> Tensor:
+    return 1 - found.dots.sum(1) / (found.squares.sum(1).clamp_min(TINY) * found.sizes.sum()).sqrt()
+
+
+def _layer_cosine(found: Products) -> Tensor:
+    cosines = found.dots / (found.squares.clamp_min(TINY) * found.sizes.clamp_min(TINY)).sqrt()
+    return 1 - cosines[:, found.sizes > NEGLIGIBLE * found.sizes.sum()].mean(1)
+
+
+l2 = ByProducts(_l2)
+"""Sum of squared differences."""
+
+cosine = ByProducts(_cosine)
+"""One minus the cosine over all parameters together."""
+
+layer_cosine = ByProducts(_layer_cosine)
+"""One minus the cosine of each parameter, averaged over those that have a direction."""
+
+
+def l2_l1(weight: float = 0.01) -> Objective:
+    """Sum of squared differences and `weight` times the sum of their magnitudes."""
+
+    def total(stacked: Stacked, reference: Reference) -> Tensor:
+        found = differences(stacked, reference)
+        return (found.squares + weight * found.magnitudes).sum(1)
+
+    return total
 
 
 def balanced(objective: Objective, power: float = 1.0) -> Objective:
@@ -40,9 +67,9 @@ def balanced(objective: Objective, power: float = 1.0) -> Objective:
     goes with its length instead of its square.
     """
 
-    def weighed(stacked: Update, reference: Update) -> Tensor:
-        weights = {name: value.square().sum().clamp_min(1e-30).pow(-power / 4) for name, value in reference.items()}
+    def weighed(stacked: Stacked, reference: Reference) -> Tensor:
+        weights = {name: size.clamp_min(TINY).pow(-power / 4) for name, size in reference.sizes.items()}
         return objective({name: value * weights[name] for name, value in stacked.items()},
-                         {name: value * weights[name] for name, value in reference.items()})
+                         Reference({name: value * weights[name] for name, value in reference.items()}))
 
     return weighed

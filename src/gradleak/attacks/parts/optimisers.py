@@ -35,10 +35,11 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True)
 class Adam:
-    """As in torch.optim.Adam."""
+    """As in torch.optim.Adam; with a decay, as in torch.optim.AdamW."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
+    decay: float = 0.0
     per_step: float = 1.0
 
     def begin(self, z: Tensor) -> State:
@@ -50,7 +51,7 @@ class Adam:
         m = state["m"].lerp(value.gradient, 1 - b1)
         v = (state["v"] * b2).addcmul_(value.gradient, value.gradient, value=1 - b2)
         scale = (v / (1 - b2**t)).sqrt_().add_(self.epsilon)
-        moved = torch.addcdiv(z, m, scale, value=-rate / (1 - b1**t))
+        moved = torch.addcdiv(z * (1 - rate * self.decay), m, scale, value=-rate / (1 - b1**t))
         return moved, z, value, {"m": m, "v": v, "t": torch.tensor(float(t))}
 
 

@@ -32,3 +32,13 @@ def cosine(first: float, last: float = 0.0, warm: float = 0.0) -> Schedule:
 def geometric(first: float, last: float) -> Schedule:
     """From `first` to `last` by equal factors."""
     return lambda step, steps: first * (last / first) ** (step / max(1, steps - 1))
+
+
+def stairs(first: float, factor: float, every: int) -> Schedule:
+    """Multiply by `factor` every so many steps."""
+    return lambda step, steps: first * factor ** (step // every)
+
+
+def linear(first: float) -> Schedule:
+    """Down to nothing at the end."""
+    return lambda step, steps: first * (1 - step / steps)

@@ -1,29 +1,64 @@
-"""Where the search moves: unknowns of the shape of the data, and how they become data."""
+"""Where the search moves: unknowns, and how they become data. A space is opened on one observation."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from gradleak.rng import Rng
+from gradleak.types import Batch, Observation
 
-class Space(Protocol):
-    """A one-to-one map between unknowns and data (R x B x C x H x W)."""
+Begin = Literal["normal", "uniform", "grey"]
+
+
+class Room(Protocol):
+    """A space opened for batches of n examples. Candidates are R x n x ..., unknowns the same, flattened to R x D."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one candidate batch."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens a candidate batch holds; 0 if it is not made of tokens."""
+        ...
+
+    def begin(self, lanes: int, rng: Rng) -> Tensor: ...
 
     def decode(self, unknowns: Tensor) -> Tensor: ...
 
     def encode(self, data: Tensor) -> Tensor: ...
 
+    def settle(self, data: Tensor) -> Tensor | None:
+        """Data brought back to where they may be; none if anything goes."""
+        ...
+
+    def extra(self, lanes: int) -> dict[str, Tensor]:
+        """What the model needs beside the data, stacked like them."""
+        ...
+
+    def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
+        """Stacked candidates as they would be told: replayable, and readable."""
+        ...
+
+
+class Space(Protocol):
+    """A kind of unknowns."""
+
+    def open(self, seen: Observation, count: int) -> Room: ...
+
 
 @dataclass(frozen=True)
 class Pixels:
-    """The pixels themselves."""
+    """The pixels themselves, kept in [0, 1] where `box`."""
 
-    def decode(self, unknowns: Tensor) -> Tensor:
-        return unknowns
+    box: bool = True
+    begin: Begin = "normal"
 
-    def encode(self, data: Tensor) -> Tensor:
-        return data
+    def open(self, seen: Observation, count: int) -> "PixelRoom":
+        return PixelRoom(seen, count, self.box, self.begin, 0.0)
 
 
 @dataclass(frozen=True)
@@ -32,6 +67,41 @@ class Smooth:
     shapes first and needs far fewer steps."""
 
     power: float = 1.0
+    box: bool = False
+    begin: Begin = "uniform"
+
+    def open(self, seen: Observation, count: int) -> "PixelRoom":
+        return PixelRoom(seen, count, self.box, self.begin, self.power)
+
+
+class PixelRoom:
+    """Images, as pixels or as weighed frequencies."""
+
+    tokens = 0
+
+    def __init__(self, seen: Observation, count: int, box: bool, begin: Begin, power: float) -> None:
+        self.shape = (count, *seen.shape)
+        self.like = next(iter(seen.params.values())).detach()
+        self.box, self.start, self.power = box, begin, power
+
+    def begin(self, lanes: int, rng: Rng) -> Tensor:
+        shape = (lanes, torch.Size(self.shape).numel())
+        if self.start == "uniform":
+            return rng.uniform(shape, self.like)
+        noise = rng.normal(shape, self.like)
+        return noise if self.start == "normal" else 0.5 + 0.01 * noise
+
+    def decode(self, unknowns: Tensor) -> Tensor:
+        return self._scaled(unknowns.reshape(-1, *self.shape), 1.0)
+
+    def encode(self, data: Tensor) -> Tensor:
+        return self._scaled(data, -1.0).flatten(1)
+
+    def _scaled(self, x: Tensor, sign: float) -> Tensor:
+        if not self.power:
+            return x
+        scaled: Tensor = torch.fft.irfft2(torch.fft.rfft2(x - 0.5) * self._weights(x) ** sign, s=x.shape[-2:])
+        return scaled + 0.5
 
     def _weights(self, like: Tensor) -> Tensor:
         high, wide = like.shape[-2:]
@@ -40,12 +110,11 @@ class Smooth:
         weights: Tensor = (1 + (down.square() + across.square()).sqrt()) ** -self.power
         return weights / weights.square().mean().sqrt()
 
-    def _scaled(self, x: Tensor, weights: Tensor) -> Tensor:
-        scaled: Tensor = torch.fft.irfft2(torch.fft.rfft2(x - 0.5) * weights, s=x.shape[-2:])
-        return scaled + 0.5
+    def settle(self, data: Tensor) -> Tensor | None:
+        return data.clamp(0, 1) if self.box else None
 
-    def decode(self, unknowns: Tensor) -> Tensor:
-        return self._scaled(unknowns, self._weights(unknowns))
+    def extra(self, lanes: int) -> dict[str, Tensor]:
+        return {}
 
-    def encode(self, data: Tensor) -> Tensor:
-        return self._scaled(data, 1 / self._weights(data))
+    def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
+        return Batch(data, labels), data.clamp(0, 1)

@@ -8,7 +8,7 @@ from gradleak.attacks.parts import objectives
 from gradleak.attacks.parts.labels import Labels, ways
 from gradleak.attacks.parts.optimisers import LBFGS
 from gradleak.attacks.parts.priors import total_variation
-from gradleak.attacks.parts.spaces import Smooth
+from gradleak.attacks.parts.spaces import Pixels, Smooth
 from gradleak.registry import register
 
 
@@ -26,11 +26,12 @@ def dlg(
     """
     read: Labels = ways(labels)
     if published:
-        plain = Descent(steps, read, objectives.l2, optimiser=LBFGS(memory=100), rate=1.0, box=False)
+        plain = Descent(steps, read, objectives.l2, optimiser=LBFGS(memory=100), rate=1.0,
+                        space=Pixels(box=False))
         return Restart(plain, restarts)
     matching = objectives.balanced(objectives.l2)
     return Restart(
         Descent(steps, read, matching, ((tv, total_variation),), LBFGS(memory=100), rate=1.0, log=True,
-                space=Smooth(), box=False, begin="uniform"),
+                space=Smooth()),
         restarts,
     )

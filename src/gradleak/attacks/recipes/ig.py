@@ -7,6 +7,7 @@ from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import directions, objectives, schedules
 from gradleak.attacks.parts.labels import ways
 from gradleak.attacks.parts.priors import total_variation
+from gradleak.attacks.parts.spaces import Pixels
 from gradleak.registry import register
 
 
@@ -32,6 +33,7 @@ def ig(
     weight = 3.0 if tv is None else tv
     return Restart(
         Descent(steps, ways(labels), objectives.balanced(objectives.cosine, 0.5), ((weight, total_variation),),
-                rate=schedules.geometric(rate, rate / 100), log=True, begin="uniform"),
+                rate=schedules.geometric(rate, rate / 100), log=True,
+                space=Pixels(begin="uniform")),
         restarts,
     )

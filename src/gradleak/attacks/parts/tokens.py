@@ -1,0 +1,121 @@
+"""Text as the search sees it: a word embedding for every place inside a sentence's frame."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradleak.attacks.parts.lengths import lengths
+from gradleak.errors import Unsuited
+from gradleak.rng import Rng
+from gradleak.types import NOTHING, Batch, Observation, Vocabulary
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Word embeddings; what opens and closes a sentence is known and stays. `scaled` starts them at the length that
+    words have, else they are standard normal."""
+
+    scaled: bool = True
+
+    def open(self, seen: Observation, count: int) -> "TokenRoom":
+        if seen.vocabulary is None:
+            raise Unsuited("this attack reads text, and the data are images; use an image attack, such as ig")
+        return TokenRoom(seen, seen.vocabulary, count, self.scaled)
+
+
+class Nearest:
+    """The word whose embedding points most nearly the same way; one normalised table for all questions."""
+
+    def __init__(self, vocabulary: Vocabulary, allowed: Tensor) -> None:
+        self.tokens = allowed.nonzero().flatten()
+        self.words = vocabulary.table[self.tokens]
+        self.table = F.normalize(self.words, dim=-1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        flat = x.detach().reshape(-1, x.shape[-1])
+        places = torch.cat([(part @ self.table.mT).argmax(1) for part in torch.split(flat, 1024)])
+        return self.tokens[places].reshape(x.shape[:-1])
+
+    def several(self, x: Tensor, many: int) -> Tensor:
+        """The nearest words, one more axis of them."""
+        return self.tokens[(F.normalize(x.detach(), dim=-1) @ self.table.mT).topk(many, -1).indices]
+
+    def steepest(self, slope: Tensor, many: int) -> Tensor:
+        """The words that lower something most, as far as its slope in the embedding can tell."""
+        return self.tokens[(slope @ self.words.mT).topk(many, -1, largest=False).indices]
+
+
+def allowed(seen: Observation, vocabulary: Vocabulary) -> Tensor:
+    """Which tokens can be in the batch. Where the word embeddings are trained, only rows with a gradient can."""
+    for name, value in seen.params.items():
+        if value.shape == vocabulary.table.shape and name in seen.update:
+            touched = seen.update[name].abs().sum(1) > 0
+            if int((touched & vocabulary.usable).sum()) and float(touched.float().mean()) < 0.5:
+                return vocabulary.usable & touched
+    return vocabulary.usable
+
+
+class TokenRoom:
+    """Sentences of given or estimated lengths."""
+
+    def __init__(self, seen: Observation, vocabulary: Vocabulary, count: int, scaled: bool) -> None:
+        self.vocabulary, self.table, self.scaled = vocabulary, vocabulary.table, scaled
+        self.lengths = lengths(seen, count)
+        self.shape = (count, int(self.lengths.max()), self.table.shape[1])
+        self.tokens = int(self.lengths.sum())
+        self.nearest = Nearest(vocabulary, allowed(seen, vocabulary))
+        self.norm = self.table[vocabulary.usable].norm(dim=1).mean()
+        self.looks_up = any(value.shape == self.table.shape for value in seen.params.values())
+        place = torch.arange(self.shape[1])
+        self.mask = place < self.lengths[:, None]
+        self.frame = self._frame(place)
+        self.inside = self.mask & (self.frame == NOTHING)
+
+    def _frame(self, place: Tensor) -> Tensor:
+        """Per place the token that is known to be there, NOTHING elsewhere."""
+        ids = torch.full(self.shape[:2], NOTHING)
+        opening, closing = self.vocabulary.opening, self.vocabulary.closing
+        for offset, token in enumerate(opening):
+            ids[:, offset] = token
+        for offset, token in enumerate(closing):
+            ids = torch.where(place == self.lengths[:, None] - len(closing) + offset, token, ids)
+        return ids
+
+    def begin(self, lanes: int, rng: Rng) -> Tensor:
+        x = rng.normal((lanes, *self.shape), self.table)
+        if self.scaled:
+            x = x * (self.norm / x.norm(dim=-1, keepdim=True))
+        return self.settle(x).flatten(1)
+
+    def decode(self, unknowns: Tensor) -> Tensor:
+        return unknowns.reshape(-1, *self.shape)
+
+    def encode(self, data: Tensor) -> Tensor:
+        return data.flatten(1)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows of the table; where there is no token, the padding's, or nothing where there is no padding."""
+        pad = self.vocabulary.pad
+        x = self.table[torch.where(ids == NOTHING, 0 if pad is None else pad, ids)]
+        return x * (ids != NOTHING)[..., None] if pad is None else x
+
+    def settle(self, data: Tensor) -> Tensor:
+        return torch.where(self.inside[..., None], data, self.embed(self.frame))
+
+    def extra(self, lanes: int) -> dict[str, Tensor]:
+        return {"mask": self.mask.long().expand(lanes, *self.shape[:2])}
+
+    def read(self, data: Tensor) -> Tensor:
+        """The nearest words, with the frame around them."""
+        return torch.where(self.inside, self.nearest(data), self.frame)
+
+    def told(self, ids: Tensor, labels: Tensor) -> Batch:
+        """Stacked rows of tokens as batches to replay."""
+        looked_up = {"ids": ids.clamp_min(0)} if self.looks_up else {}
+        return Batch(self.embed(ids), labels, {**self.extra(len(ids)), **looked_up})
+
+    def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
+        ids = self.read(data)
+        return self.told(ids, labels), ids

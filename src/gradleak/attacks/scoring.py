@@ -1,0 +1,96 @@
+"""Many candidates judged at once, none of them differentiated."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gradleak.attacks.parts.objectives import ByProducts, Objective
+from gradleak.factored import Factored, Reference, Stacked
+from gradleak.lanes import Extra, Lanes
+from gradleak.products import Products, products
+
+TOKENS = 1024
+"""Tokens replayed at a time: enough to keep a processor busy, few enough for its memory."""
+
+ENTRIES = 2**26
+"""Entries of multiplied-out updates held at a time."""
+
+
+class Scoring:
+    """The objective of candidates (K x n x ...), piece by piece.
+
+    Where one sentence of several changes, only it is replayed.
+    """
+
+    def __init__(self, replay: Lanes, objective: Objective, reference: Reference) -> None:
+        self.replay, self.objective, self.reference = replay, objective, reference
+        self._sums: bool | None = None
+
+    def piece(self, tokens: int) -> int:
+        """How many candidates of so many tokens go at a time."""
+        if self.replay.way == "factored" and isinstance(self.objective, ByProducts):
+            return max(1, TOKENS // max(1, tokens))
+        return max(1, min(TOKENS // max(1, tokens), ENTRIES // sum(value.numel() for value in self.reference.values())))
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, y: Tensor, extra: Extra) -> Tensor:
+        found = []
+        step = self.piece(x[0, ..., 0].numel())
+        for at in range(0, len(x), step):
+            part = slice(at, at + step)
+            stacked = self.replay(x[part], y[part], {name: value[part] for name, value in extra.items()})
+            found.append(self.objective(stacked, self.reference))
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def changed(self, x: Tensor, y: Tensor, extra: Extra, which: int, instead: Tensor) -> Tensor:
+        """A batch (n x L x d) in which one sentence is replaced by each of K others (K x L x d)."""
+        many = len(instead)
+        if len(x) == 1 or not isinstance(self.objective, ByProducts) or not self._adds_up(x, y, extra):
+            whole = x.expand(many, *x.shape).clone()
+            whole[:, which] = instead
+            return self(whole, y.expand(many, *y.shape), {k: v.expand(many, *v.shape) for k, v in extra.items()})
+        others = torch.tensor([i for i in range(len(x)) if i != which])
+        rest = self._weighed(self.replay(*_picked(x, y, extra, others)), len(others) / len(x))
+        constant, aside = products(rest, self.reference), Reference.of(rest)
+        one = _picked(x, y, extra, torch.tensor([which]))
+        step, found = self.piece(instead.shape[1]), []
+        for part in torch.split(instead, step):
+            lanes = {name: value.expand(len(part), *value.shape[1:]) for name, value in one[2].items()}
+            labels = one[1].expand(len(part), *one[1].shape[1:])
+            own = self._weighed(self.replay(part[:, None], labels, lanes), 1 / len(x))
+            with_update, with_rest = products(own, self.reference), products(own, aside)
+            crossed = _aligned(with_rest.dots, aside, self.reference)
+            found.append(self.objective.of(Products(
+                with_update.dots + constant.dots, with_update.squares + 2 * crossed + constant.squares,
+                constant.sizes)))
+        return torch.cat(found)
+
+    def _weighed(self, stacked: Stacked, share: float) -> dict[str, Tensor | Factored]:
+        return {name: value * share for name, value in stacked.items()}
+
+    def _adds_up(self, x: Tensor, y: Tensor, extra: Extra) -> bool:
+        """Whether a batch's update is the mean of its sentences' updates: tried once."""
+        if self._sums is None:
+            self._sums = False
+            if self.replay.way == "factored":
+                whole = products(self.replay(*_picked(x, y, extra, torch.arange(len(x)))), self.reference).dots
+                alone = {name: value[:, None] for name, value in extra.items()}
+                parts = products(self.replay(x[:, None], y[:, None], alone), self.reference).dots.mean(0)
+                gap = float((whole[0] - parts).norm() / whole[0].norm().clamp_min(1e-30))
+                first = self.replay(*_picked(x, y, extra, torch.tensor([0])))
+                self._sums = gap < 1e-4 and any(isinstance(value, Factored) for value in first.values())
+        return self._sums
+
+
+def _picked(x: Tensor, y: Tensor, extra: Extra, rows: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+    """Some sentences of a batch, as one candidate."""
+    return x[rows][None], y[rows][None], {name: value[rows][None] for name, value in extra.items()}
+
+
+def _aligned(table: Tensor, own: Reference, reference: Reference) -> Tensor:
+    """Columns in the order of another reference, zero where there is none."""
+    columns = {name: table[:, place] for place, name in enumerate(own)}
+    nothing = table.new_zeros(len(table))
+    return torch.stack([columns.get(name, nothing) for name in reference], 1)

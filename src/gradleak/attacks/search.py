@@ -1,0 +1,155 @@
+"""The one discrete loop: candidates that differ in words or their order, judged in batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradleak.attacks.parts.language import LanguagePrior
+from gradleak.attacks.parts.moves import ALL, Move, propose
+from gradleak.attacks.parts.optimisers import Value
+from gradleak.attacks.parts.tokens import TokenRoom
+from gradleak.attacks.scoring import Scoring
+from gradleak.rng import Rng
+
+State = dict[str, Tensor]
+
+
+class Run(Protocol):
+    """What a search sees of the descent it belongs to."""
+
+    @property
+    def words(self) -> TokenRoom: ...
+
+    @property
+    def scoring(self) -> Scoring: ...
+
+    def unpack(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def slope(self, x: Tensor, y: Tensor) -> Value: ...
+
+    def tell(self, state: State, ids: Tensor, y: Tensor) -> State: ...
+
+
+@dataclass(frozen=True)
+class Rearrange:
+    """Every so many steps, try `proposals` one-move orders of each sentence and keep the best by how well it matches
+    and how natural it reads. The optimiser's memory moves with the words."""
+
+    prior: LanguagePrior
+    weight: float = 0.2
+    proposals: int = 200
+    every: int = 75
+    first: float = 0.1
+    at_end: bool = False
+    moves: tuple[Move, ...] = ALL
+
+    def rounds(self, step: int, steps: int) -> int:
+        """How many rounds follow a step (counted from 1)."""
+        if self.at_end:
+            return steps // self.every if step == steps else 0
+        return int(step % self.every == 0 and step >= self.first * steps)
+
+    def improve(self, run: Run, state: State, rng: Rng) -> State:
+        x, y = run.unpack(state["z"])
+        for lane in range(len(x)):
+            for which in range(x.shape[1]):
+                order = self._best(run, x[lane], y[lane], which, rng / lane / which)
+                x[lane, which] = x[lane, which][order]
+                for name in _along(state):
+                    block = state[name][lane, : x[0].numel()].reshape(x[0].shape)
+                    block[which] = block[which][order].clone()
+        return state
+
+    def _best(self, run: Run, x: Tensor, y: Tensor, which: int, rng: Rng) -> Tensor:
+        orders = propose(run.words.inside[which], self.moves, self.proposals, rng.numpy())
+        extra = {name: value[0] for name, value in run.words.extra(1).items()}
+        scores = run.scoring.changed(x, y, extra, which, x[which][orders]).double()
+        if self.weight:
+            words = run.words.read(x[None])[0, which]
+            scores = scores + self.weight * self.prior(_texts(run.words, words[orders])).to(scores)
+        return orders[int(scores.argmin())]
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """A draft, improved in single changes while that helps: at every place the words that the objective's slope favours
+    and those nearest to the search, and other orders. A round without success makes the next one try twice as many
+    words, up to `most` a place.
+    """
+
+    per_place: int = 8
+    most: int = 64
+    orders: int = 64
+    sweeps: int = 4
+
+    def improve(self, run: Run, state: State, rng: Rng) -> State:
+        """The state with its draft improved, and told where it explains the update better than any answer so far."""
+        ids, y, wide = self._draft(run, state)
+        here = run.slope(run.words.embed(ids)[None], y[None])
+        nearby = run.words.nearest.several(run.unpack(state["z"])[0], 4)
+        sweeps = 0
+        while sweeps < self.sweeps:
+            value, which, row = self._step(run, ids, y, here, nearby, wide, rng / sweeps)
+            if not value < float(here.match) - 1e-7:
+                break
+            ids[which], sweeps = row, sweeps + 1
+            here = run.slope(run.words.embed(ids)[None], y[None])
+        wide = self.per_place if sweeps else min(2 * wide, self.most)
+        draft = {"draft.ids": ids, "draft.y": y, "draft.wide": torch.tensor(wide)}
+        return {**run.tell(_resumed(run, state, ids), ids, y), **draft}
+
+    def _draft(self, run: Run, state: State) -> tuple[Tensor, Tensor, int]:
+        """Go on with the draft, or with the answer so far where that matches better."""
+        told = (state["told.ids"].clone(), state["told.y"], self.per_place)
+        if "draft.ids" not in state:
+            return told
+        ids = torch.stack([state["draft.ids"], told[0]])
+        y = torch.stack([state["draft.y"], told[1]])
+        old, new = run.scoring(run.words.embed(ids), y, run.words.extra(2)).tolist()
+        return (ids[0].clone(), y[0], int(state["draft.wide"])) if old <= new else told
+
+    def _step(
+        self, run: Run, ids: Tensor, y: Tensor, here: Value, nearby: Tensor, wide: int, rng: Rng,
+    ) -> tuple[float, int, Tensor]:
+        """The best single change: its objective, its sentence, and that sentence changed."""
+        extra = {name: value[0] for name, value in run.words.extra(1).items()}
+        found = []
+        for which in range(len(ids)):
+            orders = propose(run.words.inside[which], ALL, self.orders, (rng / which).numpy())
+            words = self._words(run, ids[which], which, here.gradient[0, which], nearby[:, which], wide)
+            rows = torch.cat([words, ids[which][orders]])
+            scores = run.scoring.changed(run.words.embed(ids), y, extra, which, run.words.embed(rows))
+            found.append((float(scores.min()), which, rows[int(scores.argmin())]))
+        return min(found, key=lambda each: each[0])
+
+    def _words(self, run: Run, row: Tensor, which: int, slope: Tensor, nearby: Tensor, wide: int) -> Tensor:
+        """Rows of tokens that differ from this one in one place."""
+        places = run.words.inside[which].nonzero().flatten()
+        steepest = run.words.nearest.steepest(slope[places], wide)
+        words = torch.cat([steepest, nearby[:, places].permute(1, 0, 2).flatten(1)], 1)
+        rows = row.repeat(words.numel(), 1)
+        rows[torch.arange(len(rows)), places.repeat_interleave(words.shape[1])] = words.flatten()
+        return rows
+
+
+def _resumed(run: Run, state: State, ids: Tensor) -> State:
+    """Of several lanes the last one goes on from the draft, without a memory."""
+    if len(state["z"]) == 1:
+        return state
+    fresh = {name: state[name].index_fill(0, torch.tensor([len(state["z"]) - 1]), 0.0) for name in _along(state)}
+    x = run.words.embed(ids)
+    fresh["z"] = torch.cat([state["z"][:-1], torch.cat([x.flatten(), state["z"][-1, x.numel() :]])[None]])
+    return {**state, **fresh}
+
+
+def _texts(room: TokenRoom, rows: Tensor) -> Sequence[str]:
+    return [room.vocabulary.sentence(row).text for row in rows]
+
+
+def _along(state: State) -> list[str]:
+    """The unknowns, and what the optimiser keeps of the same shape."""
+    return [name for name, value in state.items()
+            if name == "z" or (name.startswith("optimiser.") and value.shape == state["z"].shape)]

@@ -1,0 +1,64 @@
+"""Many candidates replayed at once."""
+
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from gradleak.calculus import factoring, in_lanes
+from gradleak.factored import Stacked, dense
+from gradleak.tap import Untapped
+from gradleak.types import Batch, Replay
+
+Way = Literal["factored", "at once", "in turn"]
+Extra = Mapping[str, Tensor]
+
+REFUSALS = (Untapped, RuntimeError, NotImplementedError, TypeError, AttributeError, ValueError)
+"""What a model, a client or a defense that cannot be taken this way raises."""
+
+CLOSE = 1e-7
+"""Squared relative difference from the plain replay up to which a fast way is the same thing but for rounding."""
+
+
+class Lanes:
+    """Replays R candidate batches, stacked along a new first axis: factored, or at once, or else in turn.
+
+    Which of them the model, the client and the attacker's copy of the defense allow is found by trying two candidates
+    and comparing them with the plain replay.
+    """
+
+    def __init__(self, replay: Replay, x: Tensor, y: Tensor, extra: Extra | None = None, factor: bool = False) -> None:
+        self.replay = replay
+        tried = (x[:2].detach(), y[:2].detach(), {k: v[:2].detach() for k, v in (extra or {}).items()})
+        self.way: Way = "in turn"
+        if factor and self._agrees("factored", *tried):
+            self.way = "factored"
+        elif len(x) > 1 and self._agrees("at once", *tried):
+            self.way = "at once"
+
+    def _agrees(self, way: Way, x: Tensor, y: Tensor, extra: Extra) -> bool:
+        try:
+            with torch.no_grad():
+                fast, slow = dense(self._take(way, x, y, extra)), dense(self._take("in turn", x, y, extra))
+        except REFUSALS:
+            return False
+        zero = torch.zeros(())
+        gap = sum(float((fast.get(name, zero) - slow[name]).square().sum()) for name in slow)
+        return gap <= CLOSE * sum(float(value.square().sum()) for value in slow.values())
+
+    def _take(self, way: Way, x: Tensor, y: Tensor, extra: Extra) -> Stacked:
+        names = list(extra)
+        if way == "factored":
+            with factoring(len(x)):
+                flat = {name: extra[name].flatten(0, 1) for name in names}
+                return cast(Stacked, self.replay(Batch(x.flatten(0, 1), y.flatten(0, 1), flat)))
+        if way == "at once":
+            return in_lanes(lambda a, b, *more: self.replay(Batch(a, b, dict(zip(names, more, strict=True)))),
+                            x, y, *[extra[name] for name in names])
+        each = [self.replay(Batch(x[i], y[i], {name: extra[name][i] for name in names})) for i in range(len(x))]
+        return {name: torch.stack([update[name] for update in each]) for name in each[0]}
+
+    def __call__(self, x: Tensor, y: Tensor, extra: Extra | None = None) -> Stacked:
+        way = "in turn" if len(x) == 1 and self.way == "at once" else self.way
+        return self._take(way, x, y, extra or {})
