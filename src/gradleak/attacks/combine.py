@@ -62,6 +62,25 @@ class Stages:
         yield from _in_turn(list(self.attacks), seen, rng, start, hand_over=True)
 
 
+@dataclass(frozen=True)
+class ByKind:
+    """One name for two attacks: what the data are decides which it is."""
+
+    images: Attack
+    words: Attack
+
+    @property
+    def needs(self) -> frozenset[Know]:
+        return self.images.needs & self.words.needs
+
+    @property
+    def evaluations(self) -> int:
+        return max(self.images.evaluations, self.words.evaluations)
+
+    def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
+        yield from (self.images if seen.vocabulary is None else self.words).guesses(seen, rng, start)
+
+
 def _in_turn(
     attacks: list[Attack], seen: Observation, rng: Rng, start: Guess | None, hand_over: bool,
 ) -> Iterator[Guess]:
@@ -100,10 +119,12 @@ def _lower(seen: Observation, one: Guess | None, other: Guess) -> Guess:
 def _packed(name: str, guess: Guess | None) -> dict[str, torch.Tensor]:
     if guess is None:
         return {}
-    return {f"{name}.x": guess.batch.x, f"{name}.y": guess.batch.y, f"{name}.reading": guess.reading}
+    extra = {f"{name}.extra.{k}": v for k, v in guess.batch.extra.items()}
+    return {f"{name}.x": guess.batch.x, f"{name}.y": guess.batch.y, f"{name}.reading": guess.reading, **extra}
 
 
 def _unpacked(name: str, state: Mapping[str, torch.Tensor]) -> Guess | None:
     if f"{name}.x" not in state:
         return None
-    return Guess(Batch(state[f"{name}.x"], state[f"{name}.y"]), state[f"{name}.reading"])
+    extra = {k.removeprefix(f"{name}.extra."): v for k, v in state.items() if k.startswith(f"{name}.extra.")}
+    return Guess(Batch(state[f"{name}.x"], state[f"{name}.y"], extra), state[f"{name}.reading"])

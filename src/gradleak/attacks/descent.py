@@ -56,6 +56,8 @@ class Descent:
     """Random candidates of which the best begins; for text then as many orders of its words."""
     search: Rearrange | None = None
     refine: Substitute | None = None
+    screen: Objective | None = None
+    """What judges whole candidates, where the objective itself is too slow for that."""
     lanes: int = 1
     yields: int = 40
 
@@ -105,7 +107,7 @@ class Matching:
         x, y = self.unpack(self._random(2 if words else plan.lanes, rng))
         self.replay = Lanes(seen.replay, x, y, self.room.extra(len(x)), factor=words)
         self.reference = Reference(seen.update, self.room.tokens)
-        self.scoring = Scoring(self.replay, plan.objective, self.reference)
+        self.scoring = Scoring(self.replay, plan.screen or plan.objective, self.reference)
 
     def _random(self, lanes: int, rng: Rng) -> Tensor:
         z = self.room.begin(lanes, rng / "start")
@@ -208,7 +210,7 @@ class Matching:
     def slope(self, x: Tensor, y: Tensor) -> Value:
         """The objective at stacked candidates, and its gradient in them."""
         x = x.detach().requires_grad_()
-        match = self.plan.objective(self.replay(x, y, self.room.extra(len(x))), self.reference)
+        match = self.scoring.objective(self.replay(x, y, self.room.extra(len(x))), self.reference)
         (gradient,) = torch.autograd.grad(match.sum(), x)
         return Value(match.detach(), match.detach(), gradient)
 

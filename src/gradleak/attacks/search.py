@@ -44,6 +44,8 @@ class Rearrange:
     every: int = 75
     first: float = 0.1
     at_end: bool = False
+    relative: bool = False
+    """Whether the prior weighs in proportion to the mismatch: evidence then outweighs it as the search closes in."""
     moves: tuple[Move, ...] = ALL
 
     def rounds(self, step: int, steps: int) -> int:
@@ -69,7 +71,8 @@ class Rearrange:
         scores = run.scoring.changed(x, y, extra, which, x[which][orders]).double()
         if self.weight:
             words = run.words.read(x[None])[0, which]
-            scores = scores + self.weight * self.prior(_texts(run.words, words[orders])).to(scores)
+            weight = self.weight * float(scores.min()) if self.relative else self.weight
+            scores = scores + weight * self.prior(_texts(run.words, words[orders])).to(scores)
         return orders[int(scores.argmin())]
 
 

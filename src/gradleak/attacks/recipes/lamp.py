@@ -22,26 +22,30 @@ WEIGHTS = {"cosine": (0.2, 1.0), "l2_l1": (60.0, 25.0), "l2": (60.0, 25.0)}
 def lamp(
     steps: int = 2000, objective: Literal["cosine", "l2_l1", "l2"] = "cosine", prior: LanguagePrior | None = None,
     lm: float | None = None, norm: float | None = None, moves: Literal["alternate", "end", "none"] = "alternate",
-    proposals: int = 200, every: int = 75, starts: int = 500, rate: float = 0.01, restarts: int = 1,
-    labels: Literal["known", "joint", "counted", "given"] = "known", large: bool = False, substitute: bool = True,
+    rate: float = 0.01, labels: Literal["known", "joint", "counted", "given"] = "known", large: bool = False,
+    published: bool = False,
 ) -> Restart:
     """Match the update over word embeddings, and in between rearrange words by how well they match and how they read.
 
     `lm` and `norm` weigh the language model and the embeddings' length; lm=0, norm=0, moves=end and moves=none are the
-    paper's ablations. large=true is its way with BERT-large (linear decay, gradients clipped): try steps=5000 and
-    every=200 with it.
+    paper's ablations. large=true is its way with BERT-large (steps=5000; linear decay, gradients clipped).
 
-    Differs from the paper: Adam's memory moves with the words; the words with the lowest residual are kept, and the
-    search ends once they explain the update; the language model is a word n-gram unless one is named.
+    Differs from the paper: a second search that goes on from a draft, which is improved word by word after each
+    rearrangement; the language model weighs in proportion to what is still unexplained, and is a word n-gram unless one
+    is named; fewer starts and proposals, more rounds. published=true undoes these. Always: Adam's memory moves with the
+    words, the words with the lowest residual are kept, and the search ends once they explain the update.
     """
     reads, length = WEIGHTS[objective]
     matching: dict[str, objectives.Objective] = {
         "cosine": objectives.layer_cosine, "l2": objectives.l2, "l2_l1": objectives.l2_l1()}
-    search = Rearrange(prior or Ngram(), reads if lm is None else lm, proposals, every, at_end=moves == "end")
+    every = (200 if large else 75) if published else 50
+    search = Rearrange(prior or Ngram(), reads if lm is None else lm, 200 if published else 100, every,
+                       at_end=moves == "end", relative=not published)
     plan = Descent(
         steps, ways(labels), matching[objective], ((length if norm is None else norm, word_length),),
-        rate=schedules.stairs(rate, 0.89, 50), space=Embeddings(), starts=starts,
-        search=None if moves == "none" else search, refine=Substitute() if substitute else None)
+        rate=schedules.stairs(rate, 0.89, 50), space=Embeddings(), starts=500 if published else 50,
+        search=None if moves == "none" else search, refine=None if published else Substitute(),
+        screen=None if published or objective != "l2_l1" else objectives.l2)
     if large:
         plan = replace(plan, optimiser=Adam(decay=0.01), rate=schedules.linear(rate), direction=directions.clipped(0.5))
-    return Restart(plan, restarts)
+    return Restart(plan, 1 if published else 2)
