@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import Batch, Observation
 
@@ -80,6 +81,8 @@ class PixelRoom:
     tokens = 0
 
     def __init__(self, seen: Observation, count: int, box: bool, begin: Begin, power: float) -> None:
+        if seen.vocabulary is not None:
+            raise Unsuited("this attack reads images, and the data are text; use a text attack, such as lamp")
         self.shape = (count, *seen.shape)
         self.like = next(iter(seen.params.values())).detach()
         self.box, self.start, self.power = box, begin, power
