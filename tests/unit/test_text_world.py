@@ -218,6 +218,35 @@ def test_bad_models_are_refused_in_one_line(tmp_path, family) -> None:
         registry.build("language", parse(f"hf('{family('gpt2')}', pad='[PAD]')")).open(2)
 
 
+def test_the_hub_is_asked_only_for_what_is_not_here(monkeypatch, family) -> None:
+    import huggingface_hub
+
+    from gradleak.world import language
+
+    asked = []
+    load = language._loaded
+
+    def loaded(path: str, classes: int, local: bool):
+        asked.append(local)
+        if local and path == "someone/bert":
+            raise OSError("not in the cache")
+        return load(family("bert"), classes, True)
+
+    monkeypatch.setattr(language, "_loaded", loaded)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, timeout: None)
+    registry.build("language", parse("hf('someone/bert')")).open(2)
+    assert asked == [True, False]
+    registry.build("language", parse("hf('here')")).open(2)
+    assert asked == [True, False, True]
+
+    def gone(self, name, timeout):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", gone)
+    with pytest.raises(UsageError, match=r"cannot be had from the hub \(no route\); give the folder"):
+        registry.build("language", parse("hf('someone/bert')")).open(2)
+
+
 def test_no_code_that_comes_with_a_model_runs(tmp_path, family) -> None:
     import json
     import shutil
@@ -305,7 +334,7 @@ def test_limits_cut(tiny) -> None:
 
 def test_no_padding_token(tiny) -> None:
     task = tiny("gpt2", pad=" ").replace(" )", ")")
-    assert opened(task).secret([0]).batch.x.shape[0] == 1
+    assert opened(task.replace("), data", "), train=2, draw=loss, data")).secret([0]).batch.x.shape[0] == 1
     with pytest.raises(UsageError, match="pad="):
         checked(Audit(task=task, batch=(1, 2), attacks=("linear",)))
 

@@ -1,8 +1,8 @@
 """What a participant computes from the weights it was sent. Each is a description; `of(learner)` makes the client."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -87,16 +87,16 @@ class PerSample:
         def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
             extra = dict(batch.extra) if rng is None else {**batch.extra, **self.dropped(learner, batch, rng)}
 
-            def alone(x: Tensor, rest: Any) -> Update:
-                y, extra = rest
-                one = Batch(x[None], y[None], {name: value[None] for name, value in extra.items()})
+            def alone(x: Tensor, y: Tensor, *more: Tensor) -> Update:
+                one = Batch(x[None], y[None], {name: value[None] for name, value in zip(extra, more, strict=True)})
                 return gradient(lambda p: learner.loss(p, one, self.mode), params)
 
-            rest: Any = (batch.y, extra)
+            parts = (batch.x, batch.y, *extra.values())
             try:
-                each = in_lanes(alone, batch.x, rest)
+                each = in_lanes(alone, *parts)
             except RuntimeError:  # the model cannot be taken at once
-                each = _in_turn(alone, batch.x, rest)
+                updates = [alone(*row) for row in zip(*parts, strict=True)]
+                each = {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
             return {name: value.mean(0) for name, value in each.items()}
 
         return client
@@ -116,12 +116,6 @@ class PerSample:
     @property
     def protocol(self) -> Mapping[str, float]:
         return {"steps": 1}
-
-
-def _in_turn(alone: Callable[[Tensor, Any], Update], x: Tensor, rest: Any) -> Update:
-    y, extra = rest
-    each = [alone(x[i], (y[i], {name: value[i] for name, value in extra.items()})) for i in range(len(x))]
-    return {name: torch.stack([update[name] for update in each]) for name in each[0]}
 
 
 def _rows(batch: Batch, rows: Tensor | slice) -> Batch:

@@ -54,12 +54,11 @@ class Reader(nn.Module):
         scores: Tensor = self.net.score(self.net.base_model(**named)[0])  # type: ignore[operator]
         return scores[:, -1] if mask is None else _at_last(scores, mask)
 
-
     def _attended(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         """What the net is told of the mask. A decoder needs not be: padding comes last, and no token looks ahead.
 
-        An encoder gets it written out for every pair of tokens if it takes that: made from a short one, it could not
-        depend on the candidate where many are replayed at once.
+        An encoder gets it written out for every pair of tokens if it takes that: to write it out itself, the library
+        looks at its values, which cannot be done where many candidates are replayed at once.
         """
         if mask is None or self.last:
             return None

@@ -66,6 +66,8 @@ def train(
     module: nn.Module, take: Take, rows: Tensor, steps: int, optimiser: torch.optim.Optimizer, size: int, rng: Rng,
 ) -> None:
     """Steps on random batches of `size` among `rows`; dropout is drawn from the stream."""
+    if not len(rows):
+        raise UsageError(f"train = {steps}: half of one example is none to train on; use train=0 or more data")
     module.train()
     for step in range(steps):
         here = rng / step

@@ -116,19 +116,21 @@ class TextTask:
         take = Passages(self._rows(texts, language, limit), texts.y, language.vocabulary, self.model.causal, self.mask,
                         self.embeddings == "trained")
         pool, right = torch.arange(len(take.rows)), None
-        example = take(pool[: 1 if language.vocabulary.pad is None else 2].tolist()).batch
+        alone = language.vocabulary.pad is None
+        example = take(pool[: 1 if alone else 2].tolist()).batch
         self._check_output(module, example, language.classes)
         if self.train:
             order = (rng / "split").permutation(len(pool))
             seen, pool = order[: len(order) // 2], order[len(order) // 2 :]
             weights = [p for p in module.parameters() if p.requires_grad]
-            train(module, take, seen, self.train, torch.optim.AdamW(weights, lr=self.rate), 16, rng / "train")
+            optimiser = torch.optim.AdamW(weights, lr=self.rate)
+            train(module, take, seen, self.train, optimiser, 1 if alone else 16, rng / "train")
             module.settle()
-            right = accuracy(module, take, pool, 64)
+            right = accuracy(module, take, pool, 1 if alone else 64)
         shape = (limit, language.vocabulary.table.shape[1])
         learner = Learner(module, shape, language.classes, example, language.prefix)
         if self.draw == "loss":
-            pool = hard_half(learner, take, pool, 64)
+            pool = hard_half(learner, take, pool, 1 if alone else 64)
         return World(learner, pool, right, take, Other(take, pool), language.vocabulary)
 
     def _check_classes(self, texts: Texts, language: Language) -> None:
