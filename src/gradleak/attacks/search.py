@@ -1,6 +1,6 @@
 """The one discrete loop: candidates that differ in words or their order, judged in batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,7 +36,8 @@ class Run(Protocol):
 @dataclass(frozen=True)
 class Rearrange:
     """Every so many steps, try `proposals` one-move orders of each sentence and keep the best by how well it matches
-    and how natural it reads. The optimiser's memory moves with the words."""
+    and how natural it reads. The optimiser's memory moves with the words. A lane that goes on from a draft is left
+    alone."""
 
     prior: LanguagePrior
     weight: float = 0.2
@@ -56,7 +57,7 @@ class Rearrange:
 
     def improve(self, run: Run, state: State, rng: Rng) -> State:
         x, y = run.unpack(state["z"])
-        for lane in range(len(x)):
+        for lane in range(len(x) - int("draft.ids" in state)):
             for which in range(x.shape[1]):
                 order = self._best(run, x[lane], y[lane], which, rng / lane / which)
                 x[lane, which] = x[lane, which][order]
@@ -78,29 +79,35 @@ class Rearrange:
 
 @dataclass(frozen=True)
 class Substitute:
-    """A draft, improved in single changes while that helps: at every place the words that the objective's slope favours
-    and those nearest to the search, and other orders. A round without success makes the next one try twice as many
-    words, up to `most` a place.
+    """A draft, improved sentence by sentence while that helps: at every place the words that the objective's slope
+    favours and those nearest to the search, other orders, and the best of these changes together. A round without
+    success makes the next one try twice as many words, up to `most` a place.
     """
 
-    per_place: int = 8
-    most: int = 64
-    orders: int = 64
-    sweeps: int = 4
+    per_place: int = 6
+    most: int = 24
+    orders: int = 40
+    sweeps: int = 3
 
     def improve(self, run: Run, state: State, rng: Rng) -> State:
         """The state with its draft improved, and told where it explains the update better than any answer so far."""
         ids, y, wide = self._draft(run, state)
-        here = run.slope(run.words.embed(ids)[None], y[None])
-        nearby = run.words.nearest.several(run.unpack(state["z"])[0], 4)
-        sweeps = 0
-        while sweeps < self.sweeps:
-            value, which, row = self._step(run, ids, y, here, nearby, wide, rng / sweeps)
-            if not value < float(here.match) - 1e-7:
+        nearby = run.words.nearest.several(run.unpack(state["z"])[0], 3)
+        extra = {name: value[0] for name, value in run.words.extra(1).items()}
+        better = 0
+        for sweep in range(self.sweeps):
+            slope, before = run.slope(run.words.embed(ids)[None], y[None]).gradient[0], ids.clone()
+            for which in range(len(ids)):
+                tried = self._tried(run, ids[which], which, slope[which], nearby[:, which], wide, rng / sweep / which)
+
+                def judge(rows: Tensor, which: int = which) -> Tensor:
+                    return run.scoring.changed(run.words.embed(ids), y, extra, which, run.words.embed(rows))
+
+                ids[which] = _best_of(ids[which], tried, judge)
+            if torch.equal(ids, before):
                 break
-            ids[which], sweeps = row, sweeps + 1
-            here = run.slope(run.words.embed(ids)[None], y[None])
-        wide = self.per_place if sweeps else min(2 * wide, self.most)
+            better += 1
+        wide = self.per_place if better else min(2 * wide, self.most)
         draft = {"draft.ids": ids, "draft.y": y, "draft.wide": torch.tensor(wide)}
         return {**run.tell(_resumed(run, state, ids), ids, y), **draft}
 
@@ -114,28 +121,40 @@ class Substitute:
         old, new = run.scoring(run.words.embed(ids), y, run.words.extra(2)).tolist()
         return (ids[0].clone(), y[0], int(state["draft.wide"])) if old <= new else told
 
-    def _step(
-        self, run: Run, ids: Tensor, y: Tensor, here: Value, nearby: Tensor, wide: int, rng: Rng,
-    ) -> tuple[float, int, Tensor]:
-        """The best single change: its objective, its sentence, and that sentence changed."""
-        extra = {name: value[0] for name, value in run.words.extra(1).items()}
-        found = []
-        for which in range(len(ids)):
-            orders = propose(run.words.inside[which], ALL, self.orders, (rng / which).numpy())
-            words = self._words(run, ids[which], which, here.gradient[0, which], nearby[:, which], wide)
-            rows = torch.cat([words, ids[which][orders]])
-            scores = run.scoring.changed(run.words.embed(ids), y, extra, which, run.words.embed(rows))
-            found.append((float(scores.min()), which, rows[int(scores.argmin())]))
-        return min(found, key=lambda each: each[0])
-
-    def _words(self, run: Run, row: Tensor, which: int, slope: Tensor, nearby: Tensor, wide: int) -> Tensor:
-        """Rows of tokens that differ from this one in one place."""
+    def _tried(
+        self, run: Run, row: Tensor, which: int, slope: Tensor, nearby: Tensor, wide: int, rng: Rng,
+    ) -> Tensor:
+        """Rows that differ from this one by a word, or in their order."""
         places = run.words.inside[which].nonzero().flatten()
         steepest = run.words.nearest.steepest(slope[places], wide)
         words = torch.cat([steepest, nearby[:, places].permute(1, 0, 2).flatten(1)], 1)
         rows = row.repeat(words.numel(), 1)
         rows[torch.arange(len(rows)), places.repeat_interleave(words.shape[1])] = words.flatten()
-        return rows
+        orders = propose(run.words.inside[which], ALL, self.orders, rng.numpy())
+        distinct: Tensor = torch.unique(torch.cat([rows, row[orders]]), dim=0)
+        return distinct
+
+
+def _best_of(row: Tensor, tried: Tensor, judge: Callable[[Tensor], Tensor]) -> Tensor:
+    """The best of the rows tried, or of several good single words put in together."""
+    scores = judge(tried)
+    here = float(scores[(tried == row).all(1).nonzero()[0, 0]])
+    lead, winner = float(scores.min()), tried[int(scores.argmin())]
+    single = ((tried != row).sum(1) == 1) & (scores < here)
+    joint: dict[int, int] = {}
+    for number in scores.argsort().tolist():
+        if bool(single[number]):
+            joint.setdefault(int((tried[number] != row).nonzero()[0, 0]), int(number))
+    if len(joint) > 1:
+        together, rows = row.clone(), []
+        for place, number in joint.items():
+            together = together.clone()
+            together[place] = tried[number, place]
+            rows.append(together)
+        several = judge(torch.stack(rows[1:]))
+        if float(several.min()) < lead:
+            lead, winner = float(several.min()), rows[1:][int(several.argmin())]
+    return winner if lead < here - 1e-7 else row
 
 
 def _resumed(run: Run, state: State, ids: Tensor) -> State:

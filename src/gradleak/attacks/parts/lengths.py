@@ -19,8 +19,9 @@ def lengths(seen: Observation, count: int) -> Tensor:
         granted = seen.facts[Know.LENGTHS]
         assert isinstance(granted, Tensor)
         return granted
-    total = tokens(seen)
-    if total is None or total < count:
+    total, words = tokens(seen), seen.vocabulary
+    shortest = 1 if words is None else len(words.opening) + 1 + len(words.closing)
+    if total is None or total < count * shortest:
         raise Unsuited("the number of tokens cannot be read off this update (its rank is hidden); grant the lengths, "
                        "as in curious+lengths")
     longest = seen.shape[0]
