@@ -34,7 +34,7 @@ def common(
 
 
 RunDir = Annotated[Path, typer.Argument(help="A folder that `gradleak run` wrote.", show_default=False)]
-ShowTruth = Annotated[bool, typer.Option(help="Put the private images into the report, beside the recovered.")]
+ShowTruth = Annotated[bool, typer.Option(help="Put the private data into the report, beside what was recovered.")]
 AuditFile = Annotated[Path | None, typer.Argument(help="The audit, in TOML; none for the built-in quickstart.")]
 
 

@@ -85,8 +85,21 @@ def _embedding(tap: Tap, ids: Tensor, weight: Tensor, *more: Any, **options: Any
     return tap.record(F.embedding(ids, weight, *more, **options), weight=("rows", weight, ids))
 
 
+def _times(tap: Tap, one: Any, other: Any) -> Tensor:
+    """A vector of weights times what it scales: how models write other normalisations."""
+    weight, x = (one, other) if id(one) in tap.names else (other, one)
+    product: Tensor = torch.mul(one, other)
+    if id(weight) not in tap.names:
+        return product
+    if not isinstance(x, Tensor) or weight.ndim != 1 or x.shape[-1:] != weight.shape or id(x) in tap.names:
+        tap.strange.add(tap.names[id(weight)])
+        return product
+    return tap.record(product, weight=("scale", weight, x))
+
+
 _FOLLOWED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.linear: _linear, torch.addmm: _addmm, F.layer_norm: _layer_norm, F.embedding: _embedding,
+    torch.mul: _times, Tensor.mul: _times, Tensor.__mul__: _times, Tensor.__rmul__: _times,
 }
 _HARMLESS = frozenset({"__get__", "size", "dim", "numel", "is_floating_point", "detach"})
 """Looks at a parameter, does not compute with it."""

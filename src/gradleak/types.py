@@ -177,7 +177,10 @@ class Guess:
 
 @runtime_checkable
 class Attack(Protocol):
-    """Yields guesses, the last one being its answer; `start` continues an earlier guess exactly."""
+    """Yields guesses, the last one being its answer; `start` continues an earlier guess exactly.
+
+    An attack with an attribute `uses` says there, by name, what it brings along that no one granted: a language model.
+    """
 
     @property
     def needs(self) -> frozenset[Know]: ...

@@ -34,6 +34,10 @@ class Restart:
         return self.attack.needs
 
     @property
+    def uses(self) -> tuple[str, ...]:
+        return getattr(self.attack, "uses", ())
+
+    @property
     def evaluations(self) -> int:
         return self.attack.evaluations * self.times
 

@@ -70,6 +70,10 @@ class Descent:
         return self.labels.needs
 
     @property
+    def uses(self) -> tuple[str, ...]:
+        return () if self.search is None or not self.search.weight else (self.search.prior.name,)
+
+    @property
     def evaluations(self) -> int:
         return round(self.steps * self.lanes * self.optimiser.per_step)
 

@@ -146,6 +146,7 @@ def _record(
         **score(cell.scorers(), guess.reading, guess.batch.y, secret, scene.world),
         "granted": granted, "unused": sorted(k.value for k in seen.facts if k not in seen.facts.used),
         "distortion": scene.sent.distortion, "strength": scene.sent.strength, "notes": dict(guess.notes),
+        "uses": list(getattr(cell.attacker(), "uses", ())),
         "warnings": warnings, "stopped": stopped, "failed": None, "seconds": seconds,
     }
 
@@ -153,7 +154,7 @@ def _record(
 def _failed(trial: int, reason: str | None, warnings: list[str]) -> dict[str, Any]:
     """A trial without an answer is still a row."""
     return {"trial": trial, "ids": [], "residual": {}, "scores": {}, "blind": {}, "unscored": {}, "leaked": [],
-            "match": [], "granted": [], "unused": [], "distortion": None, "strength": None, "notes": {},
+            "match": [], "granted": [], "unused": [], "distortion": None, "strength": None, "notes": {}, "uses": [],
             "warnings": warnings, "stopped": None, "failed": reason, "seconds": 0.0}
 
 
@@ -196,6 +197,8 @@ def _event(trial: int, guess: Guess, scene: Stage, first: Metric | None, seconds
     """How far the attack is; with the leading metric's mean, where there is one that can be computed."""
     event = {"trial": trial, "step": guess.step, "steps": guess.steps, "seconds": round(seconds, 3),
              "residual": residual(scene.seen, guess.batch)}
+    if scene.world.vocabulary is not None:
+        event["text"] = [scene.world.vocabulary.sentence(row).text for row in guess.reading]
     try:
         if first is not None:
             reading, truth = _as_wide(guess.reading, scene.secret.readings)

@@ -180,7 +180,9 @@ def to_toml(audit: Audit) -> str:
 
 
 def environment() -> dict[str, str]:
-    from importlib.metadata import version
+    from importlib.metadata import distributions
 
-    packages = ("gradleak", "torch", "numpy", "scipy", "scikit-image")
-    return {"python": platform.python_version(), "machine": platform.machine(), **{p: version(p) for p in packages}}
+    wanted = ("gradleak", "torch", "numpy", "scipy", "scikit-image", "transformers", "rouge-score", "symspellpy")
+    there = {d.name.lower().replace("_", "-"): d.version for d in distributions() if d.name}
+    return {"python": platform.python_version(), "machine": platform.machine(),
+            **{name: there[name] for name in wanted if name in there}}

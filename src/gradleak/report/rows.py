@@ -37,6 +37,7 @@ def _plain(r: Row) -> dict[str, Any]:
         "seconds": round(r.seconds, 3), "scores": {name: asdict(s) for name, s in r.scores.items()},
         "residual": {who: _number(r.residual.get(who)) for who in ("guess", "truth")},
         "label_confidence": _mean([t["notes"].get("label_confidence") for t in r.trials]),
-        "knowledge": list(r.knowledge), "reasons": list(r.reasons), "unscored": r.unscored,
+        "knowledge": list(r.knowledge), "uses": sorted({used for t in r.trials for used in t.get("uses", ())}),
+        "reasons": list(r.reasons), "unscored": r.unscored,
         "leaked": r.leaked, "samples": r.samples, "distortion": r.distortion, "finished": r.finished,
     }

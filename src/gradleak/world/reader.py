@@ -12,14 +12,14 @@ class Reader(nn.Module):
     """Around a model that takes `inputs_embeds` and `attention_mask`: logits from word embeddings.
 
     `last` marks a decoder that classifies at its last token: that of the mask, where there is one, as the library does
-    when it is given tokens.
+    when it is given tokens. With `masked` false no mask is heeded: padding counts as words do.
     """
 
     start: Tensor
 
     def __init__(self, net: nn.Module, last: bool = False) -> None:
         super().__init__()
-        self.net, self.last = net, last
+        self.net, self.last, self.masked = net, last, True
         self.register_buffer("start", table(self.words), persistent=False)
         places = [m.padding_idx for name, m in net.named_modules()
                   if name.endswith("position_embeddings") and isinstance(m, nn.Embedding)]
@@ -44,6 +44,7 @@ class Reader(nn.Module):
         """`ids` say which words the embeddings are of: then `x` moves with them as they are trained."""
         if ids is not None:
             x = x + (self.words(ids) - F.embedding(ids, self.start))
+        mask = mask if self.masked else None
         count, length = x.shape[:2]
         named = {"inputs_embeds": x, "attention_mask": self._attended(x, mask)}
         if self.placed:

@@ -31,7 +31,6 @@ class Passages:
     y: Tensor
     vocabulary: Vocabulary
     causal: bool
-    masked: bool
     named: bool
     """Whether the model is told which words it is given: only where it trains their embeddings."""
 
@@ -43,7 +42,7 @@ class Passages:
         readings = pad_sequence(chosen, batch_first=True, padding_value=NOTHING)
         there = readings != NOTHING
         tokens = readings.where(there, torch.tensor(pad or 0))
-        extra = ({"mask": there.long()} if self.masked else {}) | ({"ids": tokens} if self.named else {})
+        extra = {"mask": there.long()} | ({"ids": tokens} if self.named else {})
         labels = _next(readings) if self.causal else self.y[list(ids)]
         return Secret(readings, labels, tuple(ids), Batch(table[tokens], labels, extra))
 
@@ -113,7 +112,8 @@ class TextTask:
         module = language.module
         _freeze(module, module.words, self.embeddings, self.positions)
         limit = self._limit(language)
-        take = Passages(self._rows(texts, language, limit), texts.y, language.vocabulary, self.model.causal, self.mask,
+        module.masked = self.mask
+        take = Passages(self._rows(texts, language, limit), texts.y, language.vocabulary, self.model.causal,
                         self.embeddings == "trained")
         pool, right = torch.arange(len(take.rows)), None
         alone = language.vocabulary.pad is None
