@@ -79,8 +79,8 @@ class Descent:
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         if seen.vocabulary is not None and seen.classes == len(seen.vocabulary.table):
-            raise Unsuited("the model predicts words, so that its labels are the sentences themselves; this attack reads "
-                           "what a classifier was given, as in model=minilm")
+            raise Unsuited("the model predicts words, so that its labels are the sentences themselves; this attack "
+                           "reads what a classifier was given, as in model=minilm")
         run = Matching(self, seen, self.labels.read(seen, rng / "labels"), rng)
         resumed = start is not None and "z" in start.state
         state = dict(start.state) if resumed and start else run.begin(start)

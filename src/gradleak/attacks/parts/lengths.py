@@ -1,5 +1,7 @@
 """How long the sentences are: granted, or read off the rank of the update."""
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,9 @@ MOST = 512
 
 GAP = 30.0
 """Singular values must fall by this factor where the rank ends: signal above, rounding below."""
+
+AGREE = 1 / 8
+"""The share of layers that must have the same rank: where entries were changed, each falls somewhere else."""
 
 
 def lengths(seen: Observation, count: int) -> Tensor:
@@ -34,17 +39,19 @@ def tokens(seen: Observation) -> int | None:
     """All tokens of the batch: a layer's gradient has one rank for each token that reaches it, until it is full."""
     ranks = [rank(value) for name, value in seen.update.items()
              if value.ndim == 2 and min(value.shape) >= 8 and max(value.shape) <= 16 * min(value.shape)]
-    found = [r for r in ranks if r is not None]
-    return max(found) if found else None
+    times = Counter(r for r in ranks if r is not None)
+    return max((r for r in times if times[r] >= AGREE * len(ranks)), default=None)
 
 
 def rank(matrix: Tensor) -> int | None:
-    """Where the singular values fall off a cliff, if they do."""
+    """Where the singular values last fall off a cliff, if they do."""
     wide = min(*matrix.shape, MOST)
     probe = torch.randn(matrix.shape[1], wide, generator=torch.Generator().manual_seed(0)).to(matrix)
     values = torch.linalg.svdvals(matrix @ probe if wide < matrix.shape[1] else matrix)
     if float(values[0]) == 0:
         return None
-    falls = values[:-1] / values[1:].clamp_min(values[0] * 1e-12)
-    here = int(falls.argmax())
-    return here + 1 if float(falls[here]) >= GAP else None
+    # The very last fall says nothing: the smallest value of a square random matrix is often tiny by chance.
+    falls = values[:-2] / values[1:-1].clamp_min(values[0] * 1e-12)
+    signal = values[:-2] > 10 * torch.finfo(values.dtype).eps * values[0]
+    cliffs = (signal & (falls >= GAP)).nonzero()
+    return int(cliffs[-1]) + 1 if len(cliffs) else None
