@@ -84,7 +84,7 @@ class Reference(Mapping[str, Tensor]):
         self.low: dict[str, Low] = {}
         self.stacks: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
         for name, value in update.items():
-            if value.ndim == 2 and 0 < 2 * (rank + 8) < min(value.shape):
+            if rank and value.ndim == 2 and 2 * (rank + 8) < min(value.shape):
                 found = _thin(value, rank + 8)
                 if found is not None:
                     self.low[name] = found
