@@ -1,6 +1,9 @@
-"""What several tests stand on: a tiny world, and observations made from it."""
+"""What several tests stand on: tiny worlds, and observations made from them."""
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +18,21 @@ from gradleak.world.task import World
 
 torch.set_num_threads(1)
 
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(
+    "the a cat dog sat ran on mat in rain sun is was good bad very not and it he she big old new day house tree up . ,"
+).split()]
+PAIRS = ["<s>", "<pad>", "</s>", "<|endoftext|>"]
+REMARKS = """good\tthe cat sat on the mat .
+bad\tit was a very bad day , not good
+good\tthe big old dog ran
+bad\tnot good
+good\tshe ran up the old tree
+bad\tin the rain he was old
+"""
+
 
 @pytest.fixture(scope="session")
 def open_world() -> Callable[..., World]:
-    from functools import cache
-
     @cache
     def opened(spec: str = "image(model=lenet, data=photos(size=16, count=40))") -> World:
         return registry.build("task", parse(spec)).open(Rng(3))  # type: ignore[no-any-return]
@@ -48,3 +61,60 @@ def play(open_world: Callable[..., World]) -> Callable[..., Scene]:
         return Scene(open_world(task), registry.build("defense", parse(defense)), who, count, client, trial)
 
     return played
+
+
+def _tokenizer(library: Any, family: str) -> Any:
+    """Whole words for BERT, pairs of bytes for the others."""
+    if family == "bert":
+        return library.BertTokenizer(vocab={piece: number for number, piece in enumerate(PIECES)}, model_max_length=24)
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    pairs = Tokenizer(models.BPE())
+    pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pairs.decoder = decoders.ByteLevel()
+    pairs.train_from_iterator([" ".join(PIECES[5:])], trainers.BpeTrainer(
+        vocab_size=300, special_tokens=PAIRS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False))
+    special = {"eos_token": "<|endoftext|>"}
+    if family == "roberta":
+        pairs.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+        special = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "bos_token": "<s>",
+                   "eos_token": "</s>"}
+    return library.PreTrainedTokenizerFast(tokenizer_object=pairs, model_max_length=24, **special)
+
+
+def _net(library: Any, family: str, words: int, width: int) -> Any:
+    shape = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 2 * width,
+             "vocab_size": words}
+    if family == "bert":
+        return library.BertModel(library.BertConfig(max_position_embeddings=24, **shape))
+    if family == "roberta":
+        return library.RobertaModel(library.RobertaConfig(
+            max_position_embeddings=26, pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1, **shape),
+            add_pooling_layer=False)
+    return library.GPT2Model(library.GPT2Config(
+        vocab_size=words, n_positions=24, n_embd=width, n_layer=2, n_head=2, bos_token_id=3, eos_token_id=3))
+
+
+@pytest.fixture(scope="session")
+def text_task(tmp_path_factory) -> Callable[..., str]:
+    """The text of a task with a tiny random model of a family (bert, roberta, gpt2): two layers, few words."""
+    library = pytest.importorskip("transformers")
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    file = folder / "remarks.tsv"
+    file.write_text(REMARKS)
+
+    @cache
+    def saved(family: str, width: int) -> Path:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            tokenizer = _tokenizer(library, family)
+            _net(library, family, len(tokenizer), width).save_pretrained(folder / f"{family}{width}")
+        tokenizer.save_pretrained(folder / f"{family}{width}")
+        return folder / f"{family}{width}"
+
+    def task(family: str = "bert", more: str = "", width: int = 32) -> str:
+        pad = ", pad='<|endoftext|>'" if family == "gpt2" else ""
+        return f"text(model=hf('{saved(family, width)}'{pad}), data=lines('{file}'){more})"
+
+    return task

@@ -1,4 +1,4 @@
-"""What every registered attack must hold, those of other packages included."""
+"""What every registered attack on images must hold, those of other packages included; for text see the next file."""
 
 import inspect
 
@@ -9,6 +9,9 @@ from gradleak import registry
 from gradleak.attacks.combine import Restart, Stages
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.exact.linear import Linear
+from gradleak.audit.plan import Audit
+from gradleak.audit.run import run_cell
+from gradleak.audit.store import CellDir
 from gradleak.errors import Unsuited, UsageError
 from gradleak.rng import Rng
 from gradleak.spec import Call, parse
@@ -23,7 +26,12 @@ def short(name: str) -> Attack:
     return registry.build("attack", Call(name, (), tuple((k, v) for k, v in SHORT.items() if k in known)))
 
 
-@pytest.fixture(params=registry.names("attack"))
+READS = {"dlg": {"image", "text"}, "idlg": {"image"}, "ig": {"image"}, "linear": {"image"}, "tag": {"text"},
+         "lamp": {"text"}}
+"""An attack of another package is taken for one on images."""
+
+
+@pytest.fixture(params=[name for name in registry.names("attack") if "image" in READS.get(name, {"image"})])
 def attack(request) -> Attack:
     return short(request.param)
 
@@ -79,9 +87,29 @@ def test_local_steps_can_be_faced(play, attack: Attack) -> None:
     assert bool(last.reading.isfinite().all())
 
 
-def test_needs_are_knowledge(attack: Attack) -> None:
-    assert all(isinstance(need, Know) for need in attack.needs)
-    assert attack.evaluations >= 1
+@pytest.mark.parametrize("name", registry.names("attack"))
+def test_needs_are_knowledge(name: str) -> None:
+    assert all(isinstance(need, Know) for need in short(name).needs)
+    assert short(name).evaluations >= 1
+
+
+@pytest.mark.parametrize("name", [name for name, kinds in READS.items() if len(kinds) == 1])
+def test_the_wrong_kind_of_data_is_refused_in_a_sentence(play, text_task, name: str) -> None:
+    (reads,) = READS[name]
+    seen = play(task=MLP if reads == "text" else text_task(), who="curious+labels+lengths").seen
+    with pytest.raises(Unsuited) as caught:
+        answers(short(name), seen)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ig", "text"), ("tag", "image")])
+def test_the_wrong_kind_of_data_is_a_row(text_task, tmp_path, name: str, kind: str) -> None:
+    task = MLP if kind == "image" else text_task()
+    (cell,) = Audit(task=task, attacks=(f"{name}(steps=3)",), threats=("curious",), trials=1).cells()
+    folder = CellDir(tmp_path / "cell")
+    run_cell(cell, folder, lambda share: None)
+    (trial,) = folder.trials()
+    assert folder.done and "does not apply" in trial["failed"] and f"the data are {kind}" in trial["failed"]
 
 
 def test_linear_says_where_it_does_not_apply(play) -> None:

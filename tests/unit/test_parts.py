@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from gradleak.attacks.parts import objectives, schedules
+from gradleak.attacks.parts.directions import clipped
 from gradleak.attacks.parts.labels import Counted
 from gradleak.attacks.parts.optimisers import LBFGS, Adam, Value
 from gradleak.attacks.parts.priors import total_variation
 from gradleak.attacks.parts.spaces import Pixels, Smooth
-from gradleak.calculus import Lanes
+from gradleak.factored import Reference
+from gradleak.lanes import Lanes
 from gradleak.residual import distance
 from gradleak.rng import Rng
-from gradleak.types import Batch
+from gradleak.types import Batch, Facts, Observation
 
 
 def quadratic(scales: torch.Tensor):
@@ -55,13 +57,17 @@ def test_lbfgs_solves_badly_scaled_lanes_independently() -> None:
 def test_objectives_against_plain_formulas() -> None:
     make = Rng(0).torch()
     stacked = {"a": torch.randn(2, 3, 4, generator=make), "b": torch.randn(2, 5, generator=make)}
-    reference = {"a": torch.randn(3, 4, generator=make), "b": torch.randn(5, generator=make)}
+    reference = Reference({"a": torch.randn(3, 4, generator=make), "b": torch.randn(5, generator=make)})
     flat = torch.cat([stacked["a"].flatten(1), stacked["b"]], 1)
     ref = torch.cat([reference["a"].flatten(), reference["b"]])
     assert torch.allclose(objectives.l2(stacked, reference), (flat - ref).square().sum(1))
     theirs = 1 - torch.cosine_similarity(flat, ref[None])
     assert torch.allclose(objectives.cosine(stacked, reference), theirs, atol=1e-6)
-    plain = (objectives.l2, objectives.cosine)
+    each = torch.stack([torch.cosine_similarity(stacked[k].flatten(1), reference[k].flatten()[None]) for k in "ab"], 1)
+    assert torch.allclose(objectives.layer_cosine(stacked, reference), 1 - each.mean(1), atol=1e-6)
+    both = (flat - ref).square().sum(1) + 0.3 * (flat - ref).abs().sum(1)
+    assert torch.allclose(objectives.l2_l1(0.3)(stacked, reference), both)
+    plain = (objectives.l2, objectives.cosine, objectives.layer_cosine, objectives.l2_l1())
     for objective in (*plain, *map(objectives.balanced, plain)):
         exact = {k: v[None] for k, v in reference.items()}
         assert float(objective(exact, reference)) == pytest.approx(0, abs=1e-6)
@@ -74,13 +80,32 @@ def test_total_variation_counts_edges() -> None:
     assert float(total_variation(x)) == pytest.approx(4 / 12)
 
 
+def images(*shape: int) -> Observation:
+    """As much of an observation as a space of pixels looks at."""
+    return Observation({"w": torch.zeros(1)}, {}, shape, 2, lambda batch: {}, Facts({}))
+
+
 @pytest.mark.parametrize("size", [(8, 8), (7, 12)])
 def test_spaces_are_one_to_one(size: tuple[int, int]) -> None:
     x = torch.rand(2, 3, 1, *size, generator=Rng(0).torch(), dtype=torch.float64)
     for space in (Pixels(), Smooth(), Smooth(0.5)):
-        assert torch.allclose(space.decode(space.encode(x)), x, atol=1e-8)
-    waves = Smooth().decode(torch.randn(50, 1, 1, 32, 32, generator=Rng(1).torch()) + 0.5)
+        room = space.open(images(1, *size), 3)
+        assert room.encode(x).shape == (2, 3 * size[0] * size[1])
+        assert torch.allclose(room.decode(room.encode(x)), x, atol=1e-8)
+    waves = Smooth().open(images(1, 32, 32), 1).decode(torch.randn(50, 1024, generator=Rng(1).torch()) + 0.5)
     assert float(total_variation(waves).mean()) < 0.7 * float(total_variation(torch.randn_like(waves)).mean())
+
+
+def test_pixels_begin_and_settle_as_they_say() -> None:
+    rooms = {begin: Pixels(box=begin == "grey", begin=begin).open(images(3, 16, 16), 2)
+             for begin in ("normal", "uniform", "grey")}
+    x = {begin: room.decode(room.begin(4, Rng(0))) for begin, room in rooms.items()}
+    assert all(value.shape == (4, 2, 3, 16, 16) for value in x.values())
+    assert float(x["normal"].mean()) == pytest.approx(0, abs=0.05) and float(x["normal"].std()) > 0.9
+    assert 0 <= float(x["uniform"].min()) and float(x["uniform"].max()) <= 1 and float(x["uniform"].std()) > 0.25
+    assert float((x["grey"] - 0.5).abs().max()) < 0.1
+    assert torch.equal(rooms["grey"].settle(x["normal"]), x["normal"].clamp(0, 1))
+    assert rooms["normal"].settle(x["normal"]) is None and rooms["normal"].tokens == 0
 
 
 def test_schedules() -> None:
@@ -89,6 +114,26 @@ def test_schedules() -> None:
     assert schedules.geometric(1, 0.01)(99, 100) == pytest.approx(0.01)
     assert schedules.cosine(1.0, warm=0.1)(0, 100) == pytest.approx(0.1)
     assert schedules.at(3.0, 5, 10) == 3.0
+    stairs = schedules.stairs(2.0, 0.5, 10)
+    assert [stairs(s, 100) for s in (0, 9, 10, 25)] == [2, 2, 1, 0.5]
+    assert [schedules.linear(2.0)(s, 10) for s in (0, 5, 9)] == pytest.approx([2, 1, 0.2])
+
+
+def test_clipped_shortens_each_lane_by_itself() -> None:
+    gradient = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    assert torch.allclose(clipped(1.0)(gradient), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+
+
+def test_adam_with_decay_is_torchs_adamw() -> None:
+    evaluate = quadratic(torch.tensor([1.0, 10.0, 0.1]))
+    z, p = torch.full((1, 3), 2.0), torch.full((1, 3), 2.0, requires_grad=True)
+    theirs, ours = torch.optim.AdamW([p], lr=0.05, weight_decay=0.3), Adam(decay=0.3)
+    state = ours.begin(z)
+    for _ in range(50):
+        z, _, _, state = ours.step(z, state, evaluate, 0.05)
+        p.grad = evaluate(p).gradient
+        theirs.step()
+    assert torch.allclose(z, p.detach(), atol=1e-5)
 
 
 @pytest.mark.parametrize("task", ["image(model=lenet, data=photos(size=16, count=40))",
@@ -100,7 +145,7 @@ def test_lanes_equal_one_replay_at_a_time(play, task: str, client: str) -> None:
     x = (Rng(0) / "x").uniform((3, 2, *seen.shape), next(iter(seen.params.values())))
     y = torch.tensor([[0, 1], [2, 3], [4, 5]])
     lanes = Lanes(seen.replay, x, y)
-    assert lanes.together
+    assert lanes.way == "at once"
     stacked = lanes(x, y)
     for lane in range(3):
         alone = seen.replay(Batch(x[lane], y[lane]))
