@@ -56,13 +56,13 @@ class Rearrange:
         return int(step % self.every == 0 and step >= self.first * steps)
 
     def improve(self, run: Run, state: State, rng: Rng) -> State:
-        x, y = run.unpack(state["z"])
+        x, y = run.unpack(state["z"].clone())  # a copy: what is unpacked may be the unknowns themselves
         for lane in range(len(x) - int("draft.ids" in state)):
             for which in range(x.shape[1]):
                 order = self._best(run, x[lane], y[lane], which, rng / lane / which)
                 x[lane, which] = x[lane, which][order]
                 for name in _along(state):
-                    block = state[name][lane, : x[0].numel()].reshape(x[0].shape)
+                    block = state[name][lane, : x[0].numel()].view(x[0].shape)
                     block[which] = block[which][order].clone()
         return state
 

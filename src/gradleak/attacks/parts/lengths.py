@@ -14,7 +14,7 @@ MOST = 512
 GAP = 30.0
 """Singular values must fall by this factor where the rank ends: signal above, rounding below."""
 
-AGREE = 1 / 8
+AGREE = 1 / 5
 """The share of layers that must have the same rank: where entries were changed, each falls somewhere else."""
 
 
