@@ -20,7 +20,7 @@ WEIGHTS = {"cosine": (0.2, 1.0), "l2_l1": (60.0, 25.0), "l2": (60.0, 25.0)}
 
 @register("attack", "lamp")
 def lamp(
-    steps: int = 2000, objective: Literal["cosine", "l2_l1", "l2"] = "cosine", prior: LanguagePrior | None = None,
+    steps: int = 1000, objective: Literal["cosine", "l2_l1", "l2"] = "cosine", prior: LanguagePrior | None = None,
     lm: float | None = None, norm: float | None = None, moves: Literal["alternate", "end", "none"] = "alternate",
     rate: float = 0.01, labels: Literal["known", "joint", "counted", "given"] = "known", large: bool = False,
     published: bool = False,
@@ -28,11 +28,12 @@ def lamp(
     """Match the update over word embeddings, and in between rearrange words by how well they match and how they read.
 
     `lm` and `norm` weigh the language model and the embeddings' length; lm=0, norm=0, moves=end and moves=none are the
-    paper's ablations. large=true is its way with BERT-large (steps=5000; linear decay, gradients clipped).
+    paper's ablations. large=true is its way with BERT-large (5000 steps; linear decay, gradients clipped).
 
     Differs from the paper: a second search that goes on from a draft, which is improved word by word after each
     rearrangement; the language model weighs in proportion to what is still unexplained, and is a word n-gram unless one
-    is named; fewer starts and proposals, more rounds. published=true undoes these. Always: Adam's memory moves with the
+    is named; fewer starts, proposals and steps, more rounds. published=true undoes these but for
+    steps, of which the paper takes 2000. Always: Adam's memory moves with the
     words, the words with the lowest residual are kept, and the search ends once they explain the update.
     """
     reads, length = WEIGHTS[objective]
