@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.attacks.parts.lengths import lengths
@@ -26,25 +25,33 @@ class Embeddings:
 
 
 class Nearest:
-    """The word whose embedding points most nearly the same way; one normalised table for all questions."""
+    """The word whose embedding points most nearly the same way; one table, measured once, for all questions."""
 
     def __init__(self, vocabulary: Vocabulary, allowed: Tensor) -> None:
-        self.tokens = allowed.nonzero().flatten()
-        self.words = vocabulary.table[self.tokens]
-        self.table = F.normalize(self.words, dim=-1)
+        most = int(allowed.sum()) > len(allowed) // 2
+        # A large table is used as it is, not copied: what may not be said is ruled out afterwards.
+        self.tokens = torch.arange(len(allowed)) if most else allowed.nonzero().flatten()
+        self.table = vocabulary.table if most else vocabulary.table[self.tokens]
+        self.shrink = 1 / torch.linalg.vector_norm(self.table, dim=1).clamp_min(1e-12)
+        self.never = ~allowed[self.tokens]
+        self.allowed = int(allowed.sum())
 
     def __call__(self, x: Tensor) -> Tensor:
-        flat = x.detach().reshape(-1, x.shape[-1])
-        places = torch.cat([(part @ self.table.mT).argmax(1) for part in torch.split(flat, 1024)])
-        return self.tokens[places].reshape(x.shape[:-1])
+        return self.several(x, 1)[..., 0]
 
     def several(self, x: Tensor, many: int) -> Tensor:
         """The nearest words, one more axis of them."""
-        return self.tokens[(F.normalize(x.detach(), dim=-1) @ self.table.mT).topk(many, -1).indices]
+        return self._top(x, self.shrink, many)
 
     def steepest(self, slope: Tensor, many: int) -> Tensor:
         """The words that lower something most, as far as its slope in the embedding can tell."""
-        return self.tokens[(slope @ self.words.mT).topk(many, -1, largest=False).indices]
+        return self._top(-slope, torch.ones_like(self.shrink), many)
+
+    def _top(self, x: Tensor, weights: Tensor, many: int) -> Tensor:
+        flat, many = x.detach().reshape(-1, x.shape[-1]), min(many, self.allowed)
+        found = [((part @ self.table.mT) * weights).masked_fill(self.never, -torch.inf).topk(many, -1).indices
+                 for part in torch.split(flat, 512)]
+        return self.tokens[torch.cat(found)].reshape(*x.shape[:-1], many)
 
 
 def allowed(seen: Observation, vocabulary: Vocabulary) -> Tensor:

@@ -18,9 +18,9 @@ def tag(
     """Match the update in l2 plus `weight` times l1 by Adam over word embeddings; each becomes the nearest word.
 
     Differs from the paper: starts as long as words are; the logarithm of the mismatch; the rate falls from 0.02 by
-    equal factors, over 600 steps. published=true undoes these, with the settings LAMP found best for it (0.1 without decay,
-    2,500 steps). Always: the words with the lowest residual are kept, and the search ends once they explain the update;
-    labels that are not granted are counted first, lengths that are not granted are read off the update's rank.
+    equal factors, over 600 steps. published=true undoes these, with the settings LAMP found best for it (0.1 without
+    decay, 2,500 steps). Always: the words with the lowest residual are kept, and the search ends once they explain the
+    update; labels that are not granted are counted first, lengths that are not granted are read off the update's rank.
     """
     objective = objectives.l2_l1(weight) if weight else objectives.l2
     if published:
