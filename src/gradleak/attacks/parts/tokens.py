@@ -8,7 +8,7 @@ from torch import Tensor
 from gradleak.attacks.parts.lengths import lengths
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Batch, Observation, Vocabulary
+from gradleak.types import NOTHING, Batch, Know, Observation, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ def allowed(seen: Observation, vocabulary: Vocabulary) -> Tensor:
     return vocabulary.usable
 
 
+def _granted_masks(seen: Observation, length: int) -> dict[str, Tensor]:
+    """What the client dropped, where that was granted; without it replays drop nothing."""
+    granted = seen.facts.get(Know.DROPOUT, {})
+    assert isinstance(granted, dict)
+    fits = all(value.shape[1] == length for value in granted.values() if value.ndim == 3)
+    return dict(granted) if fits else {}
+
+
 class TokenRoom:
     """Sentences of given or estimated lengths."""
 
@@ -75,6 +83,7 @@ class TokenRoom:
         self.nearest = Nearest(vocabulary, allowed(seen, vocabulary))
         self.norm = self.table[vocabulary.usable].norm(dim=1).mean()
         self.looks_up = any(value.shape == self.table.shape for value in seen.params.values())
+        self.dropped = _granted_masks(seen, self.shape[1])
         place = torch.arange(self.shape[1])
         self.mask = place < self.lengths[:, None]
         self.frame = self._frame(place)
@@ -112,7 +121,8 @@ class TokenRoom:
         return torch.where(self.inside[..., None], data, self.embed(self.frame))
 
     def extra(self, lanes: int) -> dict[str, Tensor]:
-        return {"mask": self.mask.long().expand(lanes, *self.shape[:2])}
+        whole = {"mask": self.mask.long(), **self.dropped}
+        return {name: value.expand(lanes, *value.shape) for name, value in whole.items()}
 
     def read(self, data: Tensor) -> Tensor:
         """The nearest words, with the frame around them."""
