@@ -84,8 +84,9 @@ def _tokenizer(library: Any, family: str) -> Any:
 
 
 def _net(library: Any, family: str, words: int, width: int) -> Any:
+    spread = {"initializer_range": 0.15}  # with the library's 0.02 the order of words would hardly matter
     shape = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 2 * width,
-             "vocab_size": words}
+             "vocab_size": words, **spread}
     if family == "bert":
         return library.BertModel(library.BertConfig(max_position_embeddings=24, **shape))
     if family == "roberta":
@@ -93,7 +94,8 @@ def _net(library: Any, family: str, words: int, width: int) -> Any:
             max_position_embeddings=26, pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1, **shape),
             add_pooling_layer=False)
     return library.GPT2Model(library.GPT2Config(
-        vocab_size=words, n_positions=24, n_embd=width, n_layer=2, n_head=2, bos_token_id=3, eos_token_id=3))
+        vocab_size=words, n_positions=24, n_embd=width, n_layer=2, n_head=2, bos_token_id=3, eos_token_id=3,
+        **spread))
 
 
 @pytest.fixture(scope="session")
