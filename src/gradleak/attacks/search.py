@@ -80,19 +80,19 @@ class Rearrange:
 @dataclass(frozen=True)
 class Substitute:
     """A draft, improved sentence by sentence while that helps: at every place the words that the objective's slope
-    favours and those nearest to the search, other orders, and the best of these changes together. A round without
-    success makes the next one try twice as many words, up to `most` a place.
+    favours and those nearest to the search, other orders, and the best of these changes together. About `words` are
+    tried a sentence; a round without success makes the next one try twice as many, up to `most`.
     """
 
-    per_place: int = 6
-    most: int = 24
-    orders: int = 40
-    sweeps: int = 3
+    words: int = 64
+    most: int = 256
+    orders: int = 32
+    sweeps: int = 2
 
     def improve(self, run: Run, state: State, rng: Rng) -> State:
         """The state with its draft improved, and told where it explains the update better than any answer so far."""
         ids, y, wide = self._draft(run, state)
-        nearby = run.words.nearest.several(run.unpack(state["z"])[0], 3)
+        nearby = run.words.nearest.several(run.unpack(state["z"])[0], 1)
         extra = {name: value[0] for name, value in run.words.extra(1).items()}
         better = 0
         for sweep in range(self.sweeps):
@@ -107,13 +107,13 @@ class Substitute:
             if torch.equal(ids, before):
                 break
             better += 1
-        wide = self.per_place if better else min(2 * wide, self.most)
+        wide = self.words if better else min(2 * wide, self.most)
         draft = {"draft.ids": ids, "draft.y": y, "draft.wide": torch.tensor(wide)}
         return {**run.tell(_resumed(run, state, ids), ids, y), **draft}
 
     def _draft(self, run: Run, state: State) -> tuple[Tensor, Tensor, int]:
         """Go on with the draft, or with the answer so far where that matches better."""
-        told = (state["told.ids"].clone(), state["told.y"], self.per_place)
+        told = (state["told.ids"].clone(), state["told.y"], self.words)
         if "draft.ids" not in state:
             return told
         ids = torch.stack([state["draft.ids"], told[0]])
@@ -126,7 +126,7 @@ class Substitute:
     ) -> Tensor:
         """Rows that differ from this one by a word, or in their order."""
         places = run.words.inside[which].nonzero().flatten()
-        steepest = run.words.nearest.steepest(slope[places], wide)
+        steepest = run.words.nearest.steepest(slope[places], max(2, wide // max(1, len(places))))
         words = torch.cat([steepest, nearby[:, places].permute(1, 0, 2).flatten(1)], 1)
         rows = row.repeat(words.numel(), 1)
         rows[torch.arange(len(rows)), places.repeat_interleave(words.shape[1])] = words.flatten()

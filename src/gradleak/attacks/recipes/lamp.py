@@ -40,7 +40,7 @@ def lamp(
     matching: dict[str, objectives.Objective] = {
         "cosine": objectives.layer_cosine, "l2": objectives.l2, "l2_l1": objectives.l2_l1()}
     every = (200 if large else 75) if published else 50
-    search = Rearrange(prior or Ngram(), reads if lm is None else lm, 200 if published else 100, every,
+    search = Rearrange(prior or Ngram(), reads if lm is None else lm, 200 if published else 64, every,
                        at_end=moves == "end", relative=not published)
     plan = Descent(
         steps, ways(labels), matching[objective], ((length if norm is None else norm, word_length),),
