@@ -18,9 +18,9 @@ from gradleak.world.task import World
 
 torch.set_num_threads(1)
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(
-    "the a cat dog sat ran on mat in rain sun is was good bad very not and it he she big old new day house tree up . ,"
-).split()]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "ran", "on", "mat", "in",
+          "rain", "sun", "is", "was", "good", "bad", "very", "not", "and", "it", "he", "she", "big", "old", "new",
+          "day", "house", "tree", "up", ".", ","]
 PAIRS = ["<s>", "<pad>", "</s>", "<|endoftext|>"]
 REMARKS = """good\tthe cat sat on the mat .
 bad\tit was a very bad day , not good

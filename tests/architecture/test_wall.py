@@ -94,3 +94,22 @@ def test_guesses_do_not_depend_on_the_secret_after_observation(play, attack: str
         return last.reading
 
     assert torch.equal(answer(False), answer(True))
+
+
+@pytest.mark.parametrize("attack", ["lamp(steps=3)", "tag(steps=3)", "dlg(steps=3)"])
+@pytest.mark.parametrize("defense", ["none", "prune(keep=0.2)"])
+def test_guesses_of_words_do_not_depend_on_the_secret_either(play, text_task, attack: str, defense: str) -> None:
+    def answer(spoil: bool) -> torch.Tensor:
+        scene = play(defense, "informed+labels+lengths", 2, "one_step(mode=eval)", task=text_task())
+        secret, rows = scene.secret, scene.world.take.rows
+        kept = [row.clone() for row in rows]
+        if spoil:
+            for tensor in (secret.readings, secret.labels, secret.batch.x, secret.batch.y, *secret.batch.extra.values(),
+                           *rows):
+                tensor.zero_()
+        *_, last = registry.build("attack", parse(attack)).guesses(scene.seen, Rng(1))
+        for row, was in zip(rows, kept, strict=True):
+            row.copy_(was)
+        return last.reading
+
+    assert torch.equal(answer(False), answer(True))

@@ -23,7 +23,7 @@ MUST = {"dlg", "lamp", "tag"}
 ALL = "curious+labels+lengths"
 SHORT = {"steps": 2, "restarts": 2}
 SEARCHING = Descent(4, Known(), space=Embeddings(), rate=0.01, starts=3, lanes=2, search=Rearrange(
-    Silent(), proposals=8, every=2, first=0.0), refine=Substitute(2, 4, 6, 1))
+    Silent(), proposals=8, every=2, first=0.0), refine=Substitute(12, 400, 6, 1))
 """All that a search for words can do, in little time."""
 
 

@@ -71,3 +71,38 @@ def test_stages_keep_the_best_and_hand_it_over(play) -> None:
     assert both <= residual(seen, last(first, seen).batch).cosine * 1.0001
     alone = residual(seen, last(second, seen).batch).cosine
     assert both < alone
+
+
+def right(scene, attack: str) -> float:
+    """The share of words that are right and in their place."""
+    words = scene.world.vocabulary
+    rows = last(registry.build("attack", parse(attack)), scene.seen).reading, scene.secret.readings
+    found, truth = (words.sentence(row[0]).tokens for row in rows)
+    return sum(a == b for a, b in zip(found, truth, strict=True)) / len(truth)
+
+
+@pytest.mark.parametrize("trial", [0, 1])
+@pytest.mark.parametrize("who", ["curious", "curious+labels+lengths"])
+def test_lamp_reads_an_undefended_sentence_word_for_word(play, text_task, who: str, trial: int) -> None:
+    scene = play("none", who, 1, "one_step(mode=eval)", trial, text_task())
+    assert right(scene, "lamp(steps=200)") == 1
+
+
+def test_lamp_reads_two_sentences(play, text_task) -> None:
+    scene = play("none", "curious+labels+lengths", 2, "one_step(mode=eval)", 0, text_task())
+    guess = last(registry.build("attack", parse("lamp(steps=300)")), scene.seen)
+    found, truth = ({scene.world.vocabulary.sentence(row).text for row in rows}
+                    for rows in (guess.reading, scene.secret.readings))
+    assert found == truth
+
+
+@pytest.mark.parametrize("attack", ["lamp(steps=150)", "tag(steps=60)", "dlg(steps=60)"])
+def test_strong_noise_hides_the_sentence(play, text_task, attack: str) -> None:
+    scene = play("noise(relative=30)", "informed+labels+lengths", 1, "one_step(mode=eval)", 0, text_task())
+    assert right(scene, attack) < 0.5
+
+
+@pytest.mark.parametrize(("attack", "trial"), [("tag(steps=400)", 1), ("dlg(steps=400)", 0)])
+def test_plain_matching_reads_most_words(play, text_task, attack: str, trial: int) -> None:
+    scene = play("none", "curious+labels+lengths", 1, "one_step(mode=eval)", trial, text_task())
+    assert right(scene, attack) > 0.5

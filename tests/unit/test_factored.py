@@ -14,11 +14,12 @@ from gradleak import products as ways
 from gradleak import registry
 from gradleak.attacks.parts import objectives
 from gradleak.attacks.scoring import Scoring
-from gradleak.calculus import gradient
+from gradleak.calculus import factoring, gradient
 from gradleak.factored import Factored, Reference, dense
 from gradleak.lanes import Lanes
 from gradleak.rng import Rng
 from gradleak.spec import parse
+from gradleak.tap import Untapped
 from gradleak.types import Batch, Params, Replay, Update
 
 TRANSFORMER3 = "text(model=transformer3(width=32), data=sentences, limit=8)"
@@ -338,6 +339,13 @@ def test_what_is_not_followed_is_multiplied_out(build: type[nn.Module], objectiv
     lanes = given.lanes()
     assert lanes.way != "factored"
     same(fast(given, objective, 0, lanes), slow(given, objective))
+
+
+@pytest.mark.parametrize("build", [Tied, Heads, Sliced, Parametrised])
+def test_a_strange_use_of_a_weight_is_noticed(build: type[nn.Module]) -> None:
+    given = of_module(build)
+    with pytest.raises(Untapped), factoring(1):
+        given.replay(Batch(given.x[0], given.y[0]))
 
 
 def test_a_fast_way_that_gives_something_else_is_refused() -> None:

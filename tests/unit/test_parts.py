@@ -102,7 +102,7 @@ def test_pixels_begin_and_settle_as_they_say() -> None:
     x = {begin: room.decode(room.begin(4, Rng(0))) for begin, room in rooms.items()}
     assert all(value.shape == (4, 2, 3, 16, 16) for value in x.values())
     assert float(x["normal"].mean()) == pytest.approx(0, abs=0.05) and float(x["normal"].std()) > 0.9
-    assert 0 <= float(x["uniform"].min()) and float(x["uniform"].max()) <= 1 and float(x["uniform"].std()) > 0.25
+    assert float(x["uniform"].min()) >= 0 and float(x["uniform"].max()) <= 1 and float(x["uniform"].std()) > 0.25
     assert float((x["grey"] - 0.5).abs().max()) < 0.1
     assert torch.equal(rooms["grey"].settle(x["normal"]), x["normal"].clamp(0, 1))
     assert rooms["normal"].settle(x["normal"]) is None and rooms["normal"].tokens == 0

@@ -191,7 +191,7 @@ def test_a_wrong_word_is_found(scene, objective: objectives.Objective, place: in
     run, truth = matching(played.seen, objective), sorted_truth(played)
     wrong = truth.clone()
     wrong[0, place] = 20
-    state = Substitute(per_place=30, most=30).improve(run, state_at(run, wrong), Rng(0))
+    state = Substitute(words=300, most=300).improve(run, state_at(run, wrong), Rng(0))
     assert state["told.ids"].tolist() == state["draft.ids"].tolist() == truth.tolist()
     assert float(state["told.off"]) < 1e-8 and run.explained(state)
 
@@ -202,7 +202,7 @@ def test_drafts_match_better_and_better(scene) -> None:
     inside = run.words.inside
     rows = truth.where(~inside, run.words.nearest.tokens[Rng(4).permutation(29)[: truth.numel()]].view(truth.shape))
     state = state_at(run, rows)
-    search, offs = Substitute(per_place=2, most=8, orders=6, sweeps=1), [float(state["told.off"])]
+    search, offs = Substitute(words=12, most=40, orders=6, sweeps=1), [float(state["told.off"])]
     for number in range(4):
         state = search.improve(run, state, Rng(number))
         offs.append(float(state["told.off"]))
@@ -218,7 +218,7 @@ def test_drafts_match_better_and_better(scene) -> None:
 def test_a_round_without_success_looks_wider(scene) -> None:
     played = scene()
     run, truth = matching(played.seen), sorted_truth(played)
-    search, state = Substitute(per_place=2, most=7), state_at(run, truth)
+    search, state = Substitute(words=2, most=7), state_at(run, truth)
     widths = []
     for number in range(3):
         state = search.improve(run, state, Rng(number))
