@@ -80,6 +80,7 @@ class Reference(Mapping[str, Tensor]):
 
     def __init__(self, update: Mapping[str, Tensor], rank: int = 0) -> None:
         self._update = dict(update)
+        self._rows: dict[tuple[str, ...], Tensor] = {}
         self.sizes: dict[str, Tensor] = {name: value.square().sum() for name, value in update.items()}
         self.low: dict[str, Low] = {}
         self.stacks: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
@@ -102,6 +103,14 @@ class Reference(Mapping[str, Tensor]):
                 found._update[name] = value.deltas.new_empty(0)
                 found.sizes[name] = ((low.left.mT @ low.left) * (low.right @ low.right.mT)).sum()
         return found
+
+    def flat(self, names: tuple[str, ...]) -> Tensor:
+        """Some parameters of one size as the rows of a matrix."""
+        if len(names) == 1:
+            return self._update[names[0]].reshape(1, -1)
+        if names not in self._rows:
+            self._rows[names] = torch.stack([self._update[name].flatten() for name in names])
+        return self._rows[names]
 
     def __getitem__(self, name: str) -> Tensor:
         return self._update[name]

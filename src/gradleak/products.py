@@ -4,14 +4,17 @@ Low rank: the observed layer is a product of thin matrices, and nothing weight-s
 observed layer. Multiplied: the gradient itself, outside the graph; for many tokens, and for whatever needs entries.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradleak.factored import Factored, Low, Reference, Stacked
+
+SMALL = 2**14
+"""Entries up to which gradients are copied to be taken together."""
 
 
 class Products(NamedTuple):
@@ -62,11 +65,12 @@ def products(stacked: Stacked, reference: Reference) -> Products:
         found = _applied(ways[group.way], group, reference)
         dots.update(zip(group.names, found[0], strict=True))
         squares.update(zip(group.names, found[1], strict=True))
+    for names, together in _alike(stacked, reference):
+        observed = reference.flat(names)
+        dots.update(zip(names, (together @ observed[..., None])[..., 0], strict=True))
+        squares.update(zip(names, torch.linalg.vecdot(together, together), strict=True))
     for name, value in stacked.items():
-        if isinstance(value, Tensor) and name in reference:
-            flat = value.flatten(1)
-            dots[name], squares[name] = flat @ reference[name].flatten(), torch.linalg.vecdot(flat, flat)
-        elif isinstance(value, Factored) and value.rows and name in reference:
+        if isinstance(value, Factored) and value.rows and name in reference:
             dots[name], squares[name] = _looked_up(value, reference[name])
     return Products(_table(dots, reference), _table(squares, reference),
                     torch.stack([reference.sizes[name] for name in reference]))
@@ -95,6 +99,20 @@ def differences(stacked: Stacked, reference: Reference) -> Differences:
 def _applied(way: type[torch.autograd.Function], group: _Group, reference: Reference) -> tuple[Tensor, Tensor]:
     apply: Callable[..., tuple[Tensor, Tensor]] = way.apply
     return apply(len(group.names), group.given(reference), *group.factors())
+
+
+def _alike(stacked: Stacked, reference: Reference) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Gradients that are not factored, those of one small size together (K x R x size): models have many."""
+    sizes: dict[int, list[str]] = {}
+    for name, value in stacked.items():
+        if isinstance(value, Tensor) and name in reference:
+            size = value[0].numel()
+            if size > SMALL:
+                yield (name,), value.flatten(1)[None]
+            else:
+                sizes.setdefault(size, []).append(name)
+    for names in sizes.values():
+        yield tuple(names), torch.stack([cast(Tensor, stacked[name]).flatten(1) for name in names])
 
 
 def _table(columns: dict[str, Tensor], reference: Reference) -> Tensor:

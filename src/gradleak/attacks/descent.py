@@ -237,9 +237,9 @@ class Matching:
         if self.plan.lanes > 1:
             notes["lane_spread"] = float((state["z"] - state["z"][:1]).abs().max())
         if isinstance(self.room, TokenRoom):
-            state = state if "told.ids" in state else self.judge(state)
-            lane, readings = 0, state["told.ids"][None]
-            batch = self.room.told(readings, state["told.y"][None])
+            judged = state if "told.ids" in state else self.judge(state)
+            lane, readings = 0, judged["told.ids"][None]
+            batch = self.room.told(readings, judged["told.y"][None])
         else:
             batch, readings = self.room.answer(*self.unpack(state["best"]))
             with torch.no_grad():
