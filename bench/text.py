@@ -143,7 +143,7 @@ QUESTIONS = {
 }
 
 
-def drawn(corpus: str, data: Path, count: int, folder: Path) -> Path:
+def drawn(corpus: str, data: Path, count: int, folder: Path, part: tuple[int, int] = (1, 1)) -> Path:
     """`count` sentences as a file of label<TAB>sentence lines; more only until both labels are among them."""
     examples = CORPORA[corpus](data)
     chosen: Examples = []
@@ -154,7 +154,9 @@ def drawn(corpus: str, data: Path, count: int, folder: Path) -> Path:
         if sentence.strip():
             chosen.append((label, " ".join(sentence.split())))
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{corpus}-{count}.tsv"
+    number, parts = part
+    chosen = chosen[number - 1 :: parts]
+    file = folder / f"{corpus}-{count}-{number}-of-{parts}.tsv"
     file.write_text("".join(f"{label}\t{sentence}\n" for label, sentence in chosen), encoding="utf-8")
     return file.resolve()
 
@@ -176,12 +178,13 @@ def audits(what: str, given: argparse.Namespace, out: Path) -> Iterator[tuple[st
     question = QUESTIONS[what]
     attacks = tuple(stepped(attack, given.steps) for attack in given.attacks or question.attacks)
     for corpus in given.corpora or question.corpora:
-        file = drawn(corpus, given.data, given.sentences, out / "data")
+        part, parts = map(int, given.part.split("/"))
+        file = drawn(corpus, given.data, given.sentences, out / "data", (part, parts))
         for batch in question.batch:
             yield corpus, f"{what}-{corpus}-{batch}", Audit(
                 name=what, task=f"text(model={given.model}, data=lines({str(file)!r}))", client=question.client,
                 assume=question.assume, batch=(batch,), threats=question.threats, defenses=question.defenses,
-                attacks=attacks, metrics=METRICS, trials=max(1, given.sentences // batch), budget=given.budget)
+                attacks=attacks, metrics=METRICS, trials=max(1, given.sentences // parts // batch), budget=given.budget)
 
 
 def paper(what: str, corpus: str, cell: Cell) -> Three | None:
@@ -226,6 +229,7 @@ def main() -> None:
     options.add_argument("what", nargs="+", choices=list(QUESTIONS))
     options.add_argument("--data", type=Path, default=DATA, help="a folder with cola, sst2 and rt in it")
     options.add_argument("--sentences", type=int, default=16)
+    options.add_argument("--part", default="1/1", help="1/2 and 2/2: halves of the sentences, to be run side by side")
     options.add_argument("--attacks", nargs="+", help="instead of the table's own")
     options.add_argument("--corpora", nargs="+", choices=list(CORPORA), help="instead of the table's own")
     options.add_argument("--model", default="minilm")
