@@ -1,12 +1,13 @@
 """What the labels are: given, read off the last layer, or unknowns of the search."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from gradleak.errors import Unsuited
+from gradleak.probe import probe
 from gradleak.rng import Rng
 from gradleak.types import Batch, Know, Observation, Update
 
@@ -96,16 +97,24 @@ class Counted:
     def _typical(self, seen: Observation, likely: Tensor, n: int, rng: Rng) -> tuple[Tensor, Tensor]:
         """Per likely class: the feature its row shows, and the share of it that is there without the class."""
         features, predictions = [], []
-        for probe in range(min(8, max(1, self.replays // len(likely)))):
-            level = (rng / "level" / probe).uniform((n, *[1] * len(seen.shape)), next(iter(seen.params.values())))
-            x = (level + 0.2 * (rng / "grain" / probe).normal((n, *seen.shape), level)).clamp(0, 1).detach()
+        for number in range(min(8, max(1, self.replays // len(likely)))):
+            made_up = _made_up(seen, n, rng, number)
             with torch.no_grad():
-                each = [_rows(seen, seen.replay(Batch(x, y.expand(n))))[likely] for y in likely]
+                each = [_rows(seen, seen.replay(replace(made_up, y=y.expand(n))))[likely] for y in likely]
             present = torch.stack([rows[i] for i, rows in enumerate(each)])
             absent = (torch.stack(each).sum(0) - present) / (len(likely) - 1)
             features.append(absent - present)
             predictions.append((absent * features[-1]).sum(1) / features[-1].square().sum(1).clamp_min(1e-30))
         return torch.stack(features).mean(0), torch.stack(predictions).mean(0)
+
+
+def _made_up(seen: Observation, n: int, rng: Rng, number: int) -> Batch:
+    """Sentences of random words, or grey images with some grain; their labels mean nothing."""
+    if seen.vocabulary is not None:
+        return probe(seen, n, rng / "words" / number)
+    level = (rng / "level" / number).uniform((n, *[1] * len(seen.shape)), next(iter(seen.params.values())))
+    x = (level + 0.2 * (rng / "grain" / number).normal((n, *seen.shape), level)).clamp(0, 1).detach()
+    return Batch(x, torch.zeros(n, dtype=torch.long))
 
 
 def _rows(seen: Observation, update: Update) -> Tensor:
