@@ -70,6 +70,7 @@ class Scoring:
     def _weighed(self, stacked: Stacked, share: float) -> dict[str, Tensor | Factored]:
         return {name: value * share for name, value in stacked.items()}
 
+    @torch.no_grad()
     def _adds_up(self, x: Tensor, y: Tensor, extra: Extra) -> bool:
         """Whether a batch's update is the mean of its sentences' updates: tried once."""
         if self._sums is None:
