@@ -41,12 +41,14 @@ class Tap(TorchFunctionMode):
         follow = _FOLLOWED.get(func)
         if follow is not None:
             return follow(self, *args, **(kwargs or {}))
-        if getattr(func, "__name__", "") not in _HARMLESS:
+        result = func(*args, **(kwargs or {}))
+        # A view of a weight (a slice, `weight.T`) would be used without being known for one.
+        if isinstance(result, Tensor) or getattr(func, "__name__", "") not in _HARMLESS:
             for value in (*args, *(kwargs or {}).values()):
                 for each in value if isinstance(value, list | tuple) else (value,):
                     if id(each) in self.names:
                         self.strange.add(self.names[id(each)])
-        return func(*args, **(kwargs or {}))
+        return result
 
     def record(self, output: Tensor, **used: tuple[str, Tensor | None, Tensor | None]) -> Tensor:
         """Remember an output with the weights that made it: (kind, weight, inputs)."""
@@ -101,8 +103,8 @@ _FOLLOWED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.linear: _linear, torch.addmm: _addmm, F.layer_norm: _layer_norm, F.embedding: _embedding,
     torch.mul: _times, Tensor.mul: _times, Tensor.__mul__: _times, Tensor.__rmul__: _times,
 }
-_HARMLESS = frozenset({"__get__", "size", "dim", "numel", "is_floating_point", "detach"})
-"""Looks at a parameter, does not compute with it."""
+_HARMLESS = frozenset({"__get__", "size", "dim", "numel", "is_floating_point"})
+"""Looks at a parameter, does not compute with it, as long as no tensor comes of it."""
 
 
 def tapped(loss: Callable[[Params], Tensor], params: Params, lanes: int) -> dict[str, Value]:
