@@ -21,7 +21,7 @@ from gradleak.report.rows import rows
 from gradleak.rng import Rng
 from gradleak.spec import Call, parse
 
-DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+DATA = Path(__file__).parent.parent / "data"
 SEED = 101
 CURIOUS, INFORMED = "curious+labels+lengths", "informed+labels+lengths"
 L2_L1 = "lamp(objective=l2_l1)"
@@ -238,6 +238,8 @@ def main() -> None:
     options.add_argument("--budget", default="48 h", help="for a row")
     options.add_argument("--out", type=Path, help="where the runs stay, to go on with later")
     given = options.parse_args()
+    if not given.data.is_dir() or not any((given.data / corpus).is_dir() for corpus in CORPORA):
+        options.error(f"{given.data}: no cola, sst2 or rt in it; name the folder that holds them with --data")
     print(RULE)
     with tempfile.TemporaryDirectory() as folder:
         for what in given.what:
