@@ -90,20 +90,6 @@ class Reference(Mapping[str, Tensor]):
                 if found is not None:
                     self.low[name] = found
 
-    @classmethod
-    def of(cls, stacked: Stacked) -> "Reference":
-        """The first lane of an update, factored layers as they are: nothing but looked-up rows is multiplied out."""
-        tables = {name: value.dense() for name, value in stacked.items() if isinstance(value, Factored) and value.rows}
-        whole = {name: value for name, value in stacked.items() if isinstance(value, Tensor)} | tables
-        found = cls({name: value[0] for name, value in whole.items()})
-        for name, value in stacked.items():
-            if isinstance(value, Factored) and not value.rows:
-                low = Low(value.deltas[0].mT, value.inputs[0])
-                found.low[name] = Low(low.right.mT, low.left.mT) if value.flipped else low
-                found._update[name] = value.deltas.new_empty(0)
-                found.sizes[name] = ((low.left.mT @ low.left) * (low.right @ low.right.mT)).sum()
-        return found
-
     def flat(self, names: tuple[str, ...]) -> Tensor:
         """Some parameters of one size as the rows of a matrix."""
         if len(names) == 1:

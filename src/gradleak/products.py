@@ -96,6 +96,22 @@ def differences(stacked: Stacked, reference: Reference) -> Differences:
     return Differences(_table(squares, reference), _table(magnitudes, reference))
 
 
+def crossed(stacked: Stacked, other: Stacked, reference: Reference) -> Tensor:
+    """Per lane and parameter, the inner product with another update of one lane."""
+    found: dict[str, Tensor] = {}
+    for name in reference:
+        one, two = stacked.get(name), other.get(name)
+        if isinstance(one, Tensor) and isinstance(two, Tensor):
+            found[name] = one.flatten(1) @ two.flatten()
+        elif isinstance(one, Factored) and isinstance(two, Factored):
+            if one.rows:
+                inputs = (one.inputs[:, :, None] == two.inputs[:, None, :]).to(one.deltas)
+            else:
+                inputs = one.inputs @ two.inputs[0].mT
+            found[name] = (inputs * (one.deltas @ two.deltas[0].mT)).sum((1, 2))
+    return _table(found, reference)
+
+
 def _applied(way: type[torch.autograd.Function], group: _Group, reference: Reference) -> tuple[Tensor, Tensor]:
     apply: Callable[..., tuple[Tensor, Tensor]] = way.apply
     return apply(len(group.names), group.given(reference), *group.factors())
@@ -131,7 +147,7 @@ def _groups(stacked: Stacked, reference: Reference, way: str | None) -> list[_Gr
     found: dict[tuple[object, ...], _Group] = {}
     for name, value in stacked.items():
         if isinstance(value, Factored) and not value.rows and name in reference:
-            chosen = way or _cheapest(value, reference[name], reference.low.get(name))
+            chosen = way or _cheapest(value, reference.low.get(name))
             key = (chosen, value.inputs.shape, value.deltas.shape)
             group = found.setdefault(key, _Group([], [], chosen))
             group.names.append(name)
@@ -139,12 +155,10 @@ def _groups(stacked: Stacked, reference: Reference, way: str | None) -> list[_Gr
     return list(found.values())
 
 
-def _cheapest(value: Factored, whole: Tensor, low: Low | None) -> str:
+def _cheapest(value: Factored, low: Low | None) -> str:
     """By multiplications; passes over weight-sized tensors count for what they take."""
     (_, n, i), o = value.inputs.shape, value.deltas.shape[-1]
     cost = {"gram": 4 * n * i * o + 4 * n * n * (i + o), "multiplied": i * o * (6 * n + 160)}
-    if whole.numel() == 0:
-        return "low"
     if low is not None:
         cost["low"] = 4 * n * (n + low.left.shape[1]) * (i + o)
     return min(cost, key=lambda name: cost[name])

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradleak.attacks.parts.objectives import ByProducts, Objective
 from gradleak.factored import Factored, Reference, Stacked
 from gradleak.lanes import Extra, Lanes
-from gradleak.products import Products, products
+from gradleak.products import Products, crossed, products
 
 TOKENS = 1024
 """Tokens replayed at a time: enough to keep a processor busy, few enough for its memory."""
@@ -53,18 +53,16 @@ class Scoring:
             return self(whole, y.expand(many, *y.shape), {k: v.expand(many, *v.shape) for k, v in extra.items()})
         others = torch.tensor([i for i in range(len(x)) if i != which])
         rest = self._weighed(self.replay(*_picked(x, y, extra, others)), len(others) / len(x))
-        constant, aside = products(rest, self.reference), Reference.of(rest)
+        constant = products(rest, self.reference)
         one = _picked(x, y, extra, torch.tensor([which]))
         step, found = self.piece(instead.shape[1]), []
         for part in torch.split(instead, step):
             lanes = {name: value.expand(len(part), *value.shape[1:]) for name, value in one[2].items()}
             labels = one[1].expand(len(part), *one[1].shape[1:])
             own = self._weighed(self.replay(part[:, None], labels, lanes), 1 / len(x))
-            with_update, with_rest = products(own, self.reference), products(own, aside)
-            crossed = _aligned(with_rest.dots, aside, self.reference)
+            alone, both = products(own, self.reference), crossed(own, rest, self.reference)
             found.append(self.objective.of(Products(
-                with_update.dots + constant.dots, with_update.squares + 2 * crossed + constant.squares,
-                constant.sizes)))
+                alone.dots + constant.dots, alone.squares + 2 * both + constant.squares, constant.sizes)))
         return torch.cat(found)
 
     def _weighed(self, stacked: Stacked, share: float) -> dict[str, Tensor | Factored]:
@@ -88,10 +86,3 @@ class Scoring:
 def _picked(x: Tensor, y: Tensor, extra: Extra, rows: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
     """Some sentences of a batch, as one candidate."""
     return x[rows][None], y[rows][None], {name: value[rows][None] for name, value in extra.items()}
-
-
-def _aligned(table: Tensor, own: Reference, reference: Reference) -> Tensor:
-    """Columns in the order of another reference, zero where there is none."""
-    columns = {name: table[:, place] for place, name in enumerate(own)}
-    nothing = table.new_zeros(len(table))
-    return torch.stack([columns.get(name, nothing) for name in reference], 1)
