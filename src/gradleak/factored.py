@@ -26,13 +26,6 @@ class Factored:
     flipped: bool = False
     rows: int = 0
 
-    @property
-    def vectors(self) -> Tensor:
-        """The inputs as vectors, looked-up rows as unit vectors."""
-        if not self.rows:
-            return self.inputs
-        return torch.nn.functional.one_hot(self.inputs, self.rows).to(self.deltas)
-
     def dense(self) -> Tensor:
         """Multiplied out: R x the weight's shape. Only what needs entries should ask for it."""
         if self.rows:

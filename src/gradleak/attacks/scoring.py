@@ -74,12 +74,12 @@ class Scoring:
         if self._sums is None:
             self._sums = False
             if self.replay.way == "factored":
-                whole = products(self.replay(*_picked(x, y, extra, torch.arange(len(x)))), self.reference).dots
+                stacked = self.replay(*_picked(x, y, extra, torch.arange(len(x))))
+                whole = products(stacked, self.reference).dots
                 alone = {name: value[:, None] for name, value in extra.items()}
                 parts = products(self.replay(x[:, None], y[:, None], alone), self.reference).dots.mean(0)
                 gap = float((whole[0] - parts).norm() / whole[0].norm().clamp_min(1e-30))
-                first = self.replay(*_picked(x, y, extra, torch.tensor([0])))
-                self._sums = gap < 1e-4 and any(isinstance(value, Factored) for value in first.values())
+                self._sums = gap < 1e-4 and any(isinstance(value, Factored) for value in stacked.values())
         return self._sums
 
 

@@ -2,8 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -11,12 +10,13 @@ from typing import Any, ClassVar, Protocol
 from torch import nn
 
 from gradleak.errors import UsageError
+from gradleak.hub import INSTALL, first_line, found, library, quiet
 from gradleak.registry import kind_of, register
 from gradleak.types import Vocabulary
 from gradleak.world.reader import NextWord, Reader
 from gradleak.world.tokens import Spelling, Tokenizer, vocabulary
 
-INSTALL = "pip install 'gradleak[text]'"
+NEEDS = "models of text need"
 LONGEST = 4096
 """Tokens of the longest sentence where neither model nor tokenizer sets a limit."""
 
@@ -49,39 +49,17 @@ class LanguageModel(Protocol):
 kind_of(LanguageModel, "language")
 
 
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as problem:
-        raise UsageError(f"models of text need {name.partition('.')[0]} ({problem}): {INSTALL}") from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Loading says what is missing or new in its own colours; here errors say it."""
-    logging = _library("transformers.utils.logging")
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def _loaded(path: str, classes: int, local: bool) -> tuple[Any, Any]:
     """Weights and tokenizer by the library's own rules: no code and no pickles from the folder or the hub."""
-    library = _library("transformers")
+    transformers = library("transformers", NEEDS)
     safe = {"local_files_only": local, "trust_remote_code": False}
-    config = library.AutoConfig.from_pretrained(path, **safe)
+    config = transformers.AutoConfig.from_pretrained(path, **safe)
     if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         config.num_labels = classes
     config.use_cache = False
-    net = library.AutoModelForSequenceClassification.from_pretrained(
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(
         path, config=config, attn_implementation="eager", use_safetensors=True, dtype="float32", **safe)
-    return net, library.AutoTokenizer.from_pretrained(path, **safe)
+    return net, transformers.AutoTokenizer.from_pretrained(path, **safe)
 
 
 def _opened(net: Any, tokenizer: Tokenizer, pad: str | None, name: str, classes: int, last: bool = False) -> Language:
@@ -110,7 +88,7 @@ class MiniLm:
     causal: ClassVar[bool] = False
 
     def open(self, classes: int) -> Language:
-        with _quiet():
+        with quiet(NEEDS):
             net, tokenizer = _loaded(_minilm(), classes, local=True)
         return _opened(net, tokenizer, None, repr(self), classes)
 
@@ -129,27 +107,11 @@ class Hf:
     causal: ClassVar[bool] = False
 
     def open(self, classes: int) -> Language:
-        with _quiet():
-            net, tokenizer = self._found(classes)
+        remedy = ("give the folder of a model saved with save_pretrained (safetensors, tokenizer included), or "
+                  "model=minilm")
+        net, tokenizer = found(self.path, repr(self), NEEDS, remedy, lambda local: _loaded(self.path, classes, local))
         decoder = isinstance(getattr(net, "score", None), nn.Linear)  # it scores every token and takes the last one's
         return _opened(net, tokenizer, self.pad, repr(self), net.config.num_labels, decoder)
-
-    def _found(self, classes: int) -> tuple[Any, Any]:
-        folder = Path(self.path).is_dir()
-        try:
-            try:
-                return _loaded(self.path, classes, local=True)
-            except OSError:
-                if folder:
-                    raise
-            _library("huggingface_hub").HfApi().model_info(self.path, timeout=10)  # says at once that there is no hub
-            return _loaded(self.path, classes, local=False)
-        except UsageError:
-            raise
-        except Exception as problem:  # a stranger's files may break the library in any way
-            what = "cannot be loaded" if folder else "is no folder here and cannot be had from the hub"
-            raise UsageError(f"{self!r}: {what} ({_first_line(problem)}); give the folder of a model saved with "
-                             "save_pretrained (safetensors, tokenizer included), or model=minilm") from problem
 
 
 @register("language", "python")
@@ -177,7 +139,7 @@ class FromPython:
         except UsageError:
             raise
         except Exception as problem:
-            raise UsageError(f"{self!r}: {type(problem).__name__}: {_first_line(problem)}; name an importable function "
+            raise UsageError(f"{self!r}: {type(problem).__name__}: {first_line(problem)}; name an importable function "
                              "as 'package.module:build' that returns (module, tokenizer)") from problem
 
 
@@ -196,11 +158,7 @@ class Transformer3:
             raise UsageError(f"{self!r}: the width is a multiple of the heads; use for example width=176, heads=4")
 
     def open(self, classes: int) -> Language:
-        with _quiet():
-            tokenizer = _library("transformers").AutoTokenizer.from_pretrained(
+        with quiet(NEEDS):
+            tokenizer = library("transformers", NEEDS).AutoTokenizer.from_pretrained(
                 _minilm(), local_files_only=True, trust_remote_code=False)
         return _opened(NextWord(len(tokenizer), self.width, 3, self.heads), tokenizer, None, repr(self), len(tokenizer))
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

@@ -1,11 +1,8 @@
 """How natural a sentence reads, before any update is seen: nats per word, lower is more natural."""
 
-import importlib
 import importlib.util
-import io
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,9 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from gradleak.attacks.parts.english import CLOSE, OPEN, English, Learnt, misplaced, parts, tidy, words
 from gradleak.errors import UsageError
+from gradleak.hub import INSTALL, found, library
 from gradleak.registry import kind_of, register
 
-INSTALL = "pip install 'gradleak[text]'"
+NEEDS = "this language model needs"
 EMPTY = 50.0
 """What a text without a word costs: more than any sentence does."""
 REMEMBERED = 2**16
@@ -238,23 +236,9 @@ class Reader:
 @lru_cache(2)
 def _reader(model: str, gguf: str | None) -> Reader:
     place, file = _place(model, gguf)
-    folder = Path(place).is_dir()
-    with _quiet():
-        try:
-            try:
-                return Reader(*_loaded(place, file, local=True))
-            except OSError:
-                if folder:
-                    raise
-            _library("huggingface_hub").HfApi().model_info(place, timeout=10)  # says at once that there is no hub
-            return Reader(*_loaded(place, file, local=False))
-        except UsageError:
-            raise
-        except Exception as problem:  # a stranger's files may break the library in any way
-            what = "cannot be loaded" if folder else "is no folder here and cannot be had from the hub"
-            reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
-            raise UsageError(f"hf({model!r}): {what} ({reason}); give the folder of a causal model as save_pretrained "
-                             "writes it (safetensors, tokenizer included), or use prior=ngram") from problem
+    remedy = ("give the folder of a causal model as save_pretrained writes it (safetensors, tokenizer included), or "
+              "use prior=ngram")
+    return found(place, f"hf({model!r})", NEEDS, remedy, lambda local: Reader(*_loaded(place, file, local)))
 
 
 def _place(model: str, gguf: str | None) -> tuple[str, str | None]:
@@ -272,34 +256,11 @@ def _place(model: str, gguf: str | None) -> tuple[str, str | None]:
 
 def _loaded(place: str, gguf: str | None, local: bool) -> tuple[Any, Any]:
     """By the library's own rules: no code and no pickles from the folder or the hub."""
-    library = _library("transformers")
+    transformers = library("transformers", NEEDS)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     if gguf is not None:
-        _library("gguf", "pip install gguf accelerate")
-        _library("accelerate", "pip install gguf accelerate")
+        for part in ("gguf", "accelerate"):
+            library(part, NEEDS, "pip install gguf accelerate")
         options["gguf_file"] = gguf
-    net = library.AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, dtype=torch.float32, **options)
-    return net, library.AutoTokenizer.from_pretrained(place, **options)
-
-
-def _library(name: str, remedy: str = INSTALL) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as problem:
-        raise UsageError(f"this language model needs {name} ({problem}): {remedy}") from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Loading shows bars and remarks of its own; here errors say what matters."""
-    logging = _library("transformers").utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(io.StringIO()):  # not every bar listens to the above
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+    net = transformers.AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, dtype=torch.float32, **options)
+    return net, transformers.AutoTokenizer.from_pretrained(place, **options)
