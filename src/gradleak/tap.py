@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gradleak.factored import Factored, Value
+from gradleak.twice import gelu
 from gradleak.types import Params
 
 
@@ -83,6 +84,10 @@ def _layer_norm(
     return tap.record(output, weight=("scale", weight, plain), bias=("bias", bias, None))
 
 
+def _gelu(tap: Tap, x: Tensor, approximate: str = "none") -> Tensor:
+    return gelu(x) if approximate == "none" else F.gelu(x, approximate=approximate)
+
+
 def _embedding(tap: Tap, ids: Tensor, weight: Tensor, *more: Any, **options: Any) -> Tensor:
     return tap.record(F.embedding(ids, weight, *more, **options), weight=("rows", weight, ids))
 
@@ -100,7 +105,7 @@ def _times(tap: Tap, one: Any, other: Any) -> Tensor:
 
 
 _FOLLOWED: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    F.linear: _linear, torch.addmm: _addmm, F.layer_norm: _layer_norm, F.embedding: _embedding,
+    F.linear: _linear, torch.addmm: _addmm, F.layer_norm: _layer_norm, F.gelu: _gelu, F.embedding: _embedding,
     torch.mul: _times, Tensor.mul: _times, Tensor.__mul__: _times, Tensor.__rmul__: _times,
 }
 _HARMLESS = frozenset({"__get__", "size", "dim", "numel", "is_floating_point"})
@@ -138,14 +143,18 @@ def _part(weight: Tensor, use: Use, delta: Tensor | None, lanes: int) -> Value |
     if delta is None:
         return None
     if use.inputs is None:
-        return delta.reshape(lanes, -1, *weight.shape).sum(1)
+        return _laned(delta, lanes).sum(1)
     if use.kind == "scale":
-        return (delta * use.inputs).reshape(lanes, -1, *weight.shape).sum(1)
+        return _laned(delta * use.inputs, lanes).sum(1)
     if use.kind == "rows":
         ids = use.inputs.expand(delta.shape[:-1]).reshape(lanes, -1)
         return Factored(ids, delta.reshape(lanes, ids.shape[1], -1), rows=len(weight))
-    return Factored(use.inputs.reshape(lanes, -1, use.inputs.shape[-1]), delta.reshape(lanes, -1, delta.shape[-1]),
-                    flipped=use.kind == "flipped")
+    return Factored(_laned(use.inputs, lanes), _laned(delta, lanes), flipped=use.kind == "flipped")
+
+
+def _laned(rows: Tensor, lanes: int) -> Tensor:
+    """R x N x width. Every view is a step of the graph: none where the rows lie so already."""
+    return rows if rows.ndim == 3 and len(rows) == lanes else rows.reshape(lanes, -1, rows.shape[-1])
 
 
 def _sum(name: str, parts: list[Value]) -> Value:
