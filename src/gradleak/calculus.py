@@ -9,11 +9,21 @@ import torch
 from torch import Tensor
 
 from gradleak.factored import Stacked, dense
-from gradleak.tap import tapped
-from gradleak.types import Params, Update
+from gradleak.tap import inputs, layers, tapped
+from gradleak.types import Batch, Params, Replay, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
 _factored_lanes: ContextVar[int] = ContextVar("factored_lanes", default=0)
+
+
+_question: ContextVar[Callable[[Callable[[Params], Tensor], Params], object] | None] = ContextVar("asked", default=None)
+
+
+class Answered(Exception):
+    """Carries an answer out of a replay that need not go on."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
 
 
 @contextmanager
@@ -40,6 +50,8 @@ def factoring(lanes: int) -> Iterator[None]:
 
 def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:
     """The gradient of a scalar in the parameters, itself differentiable wherever gradients are being recorded."""
+    if ask := _question.get():
+        raise Answered(ask(loss, params))
     if _inside_lanes.get():
         return cast(Update, torch.func.grad(loss)(dict(params)))
     lanes = _factored_lanes.get()
@@ -50,6 +62,30 @@ def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:
         leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in params.items()}
         grads = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=wanted, materialize_grads=True)
     return dict(zip(leaves, grads, strict=True))
+
+
+def peek(replay: Replay, batch: Batch, *names: str) -> list[Tensor]:
+    """What reaches the named layers when the client's first step meets such a batch, at the cost of what lies before
+    them. Any client and any defense will do: all begin with a gradient."""
+    wanted = frozenset(names)
+    found = cast(dict[str, Tensor], _asked(replay, batch, lambda loss, params: inputs(loss, params, wanted)))
+    return [found[name] for name in names]
+
+
+def layout(replay: Replay, batch: Batch) -> list[tuple[str, ...]]:
+    """The model's linear layers in the order of use, those given one and the same input together."""
+    return cast(list[tuple[str, ...]], _asked(replay, batch, layers))
+
+
+def _asked(replay: Replay, batch: Batch, ask: Callable[[Callable[[Params], Tensor], Params], object]) -> object:
+    token = _question.set(ask)
+    try:
+        replay(batch)
+    except Answered as answered:
+        return answered.answer
+    finally:
+        _question.reset(token)
+    raise RuntimeError("this replay takes no gradient")
 
 
 def each_lane(change: Callable[[Update], Update], update: Update) -> Update:

@@ -17,6 +17,10 @@ class Untapped(Exception):
     """A weight is used in a way that is not followed here: multiply gradients out instead."""
 
 
+class Reached(Exception):
+    """All that was asked for has been seen: the rest of the model need not run."""
+
+
 class Use(NamedTuple):
     """One use of a weight: what went in (or nothing), and where its output is among those recorded."""
 
@@ -28,8 +32,9 @@ class Use(NamedTuple):
 class Tap(TorchFunctionMode):
     """Follows linear layers, normalisations and look-ups; any other use of a parameter is remembered as strange."""
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Params, until: frozenset[str] = frozenset()) -> None:
         super().__init__()
+        self.until = until
         self.names = {id(value): name for name, value in params.items()}
         self.uses: dict[str, list[Use]] = {}
         self.outputs: list[Tensor] = []
@@ -62,6 +67,8 @@ class Tap(TorchFunctionMode):
         for kind, name, inputs in found:
             self.uses.setdefault(name, []).append(Use(kind, inputs, len(self.outputs)))
         self.outputs.append(output)
+        if self.until and self.until <= self.uses.keys():
+            raise Reached
         return output
 
 
@@ -132,6 +139,35 @@ def tapped(loss: Callable[[Params], Tensor], params: Params, lanes: int) -> dict
         parts = [_part(leaves[name], use, deltas[use.output], lanes) for use in uses]
         found[name] = _sum(name, [part for part in parts if part is not None] or [_zero(leaves[name], lanes)])
     return found
+
+
+def inputs(loss: Callable[[Params], Tensor], params: Params, names: frozenset[str]) -> dict[str, Tensor]:
+    """What reaches the named layers; nothing behind the last of them is computed."""
+    leaves = {name: value.detach() for name, value in params.items()}
+    tap = Tap(leaves, names)
+    with torch.no_grad():
+        try:
+            with tap:
+                loss(leaves)
+        except Reached:
+            pass
+    found = {name: use.inputs for name in names for use in tap.uses.get(name, ())}
+    if missing := sorted(name for name in names if found.get(name) is None):
+        raise Untapped(f"{missing[0]} is not used as a layer is")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def layers(loss: Callable[[Params], Tensor], params: Params) -> list[tuple[str, ...]]:
+    """The linear layers in the order of use, those given one and the same input together."""
+    leaves = {name: value.detach() for name, value in params.items()}
+    tap = Tap(leaves)
+    with torch.no_grad(), tap:
+        loss(leaves)
+    found: dict[int, tuple[int, list[str]]] = {}
+    for name, uses in tap.uses.items():
+        if uses[0].kind in ("linear", "flipped"):
+            found.setdefault(id(uses[0].inputs), (uses[0].output, []))[1].append(name)
+    return [tuple(names) for _, names in sorted(found.values())]
 
 
 def _zero(weight: Tensor, lanes: int) -> Tensor:
