@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradleak.factored import Stacked, dense
-from gradleak.tap import inputs, layers, tapped
+from gradleak.tap import Layer, inputs, layers, tapped
 from gradleak.types import Batch, Params, Replay, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
@@ -72,9 +72,9 @@ def peek(replay: Replay, batch: Batch, *names: str) -> list[Tensor]:
     return [found[name] for name in names]
 
 
-def layout(replay: Replay, batch: Batch) -> list[tuple[str, ...]]:
+def layout(replay: Replay, batch: Batch) -> list[tuple[Layer, ...]]:
     """The model's linear layers in the order of use, those given one and the same input together."""
-    return cast(list[tuple[str, ...]], _asked(replay, batch, layers))
+    return cast(list[tuple[Layer, ...]], _asked(replay, batch, layers))
 
 
 def _asked(replay: Replay, batch: Batch, ask: Callable[[Callable[[Params], Tensor], Params], object]) -> object:

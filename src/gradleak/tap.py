@@ -157,17 +157,25 @@ def inputs(loss: Callable[[Params], Tensor], params: Params, names: frozenset[st
     return {name: value for name, value in found.items() if value is not None}
 
 
-def layers(loss: Callable[[Params], Tensor], params: Params) -> list[tuple[str, ...]]:
+class Layer(NamedTuple):
+    """A linear layer by its weight; `flipped` where that is inputs x outputs."""
+
+    name: str
+    flipped: bool = False
+
+
+def layers(loss: Callable[[Params], Tensor], params: Params) -> list[tuple[Layer, ...]]:
     """The linear layers in the order of use, those given one and the same input together."""
     leaves = {name: value.detach() for name, value in params.items()}
     tap = Tap(leaves)
     with torch.no_grad(), tap:
         loss(leaves)
-    found: dict[int, tuple[int, list[str]]] = {}
+    found: dict[int, tuple[int, list[Layer]]] = {}
     for name, uses in tap.uses.items():
         if uses[0].kind in ("linear", "flipped"):
-            found.setdefault(id(uses[0].inputs), (uses[0].output, []))[1].append(name)
-    return [tuple(names) for _, names in sorted(found.values())]
+            together = found.setdefault(id(uses[0].inputs), (uses[0].output, []))[1]
+            together.append(Layer(name, uses[0].kind == "flipped"))
+    return [tuple(together) for _, together in sorted(found.values())]
 
 
 def _zero(weight: Tensor, lanes: int) -> Tensor:

@@ -1,0 +1,74 @@
+"""What a linear layer was given, as far as its gradient tells: the space its inputs span.
+
+A layer Y = X W^T has the gradient G = D^T X: every row of it is a mix of the inputs X. Layers that are given the same
+inputs (query, key and value) tell together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradleak.tap import Layer
+from gradleak.types import Update
+
+ROUNDING = 3e-7
+"""The size of float32's rounding in a gradient's singular values, beside the largest."""
+
+NEAR = 30.0
+"""A fall that ends within this factor of rounding ends in rounding."""
+
+CLIFF = 8.0
+"""By how much singular values must fall where what was seen ends and rounding begins."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Directions that inputs have (`basis`, d x r) and have not (`rest`), in float64.
+
+    `clean`: singular values fall off a cliff into rounding, so that the rank is sure and membership can be tested
+    exactly; else the rest of the space is filled too, by noise, compression or more tokens than dimensions.
+    """
+
+    basis: Tensor
+    rest: Tensor
+    values: Tensor
+    clean: bool
+
+    @property
+    def rank(self) -> int:
+        return self.basis.shape[1]
+
+    def off(self, x: Tensor) -> Tensor:
+        """The share of each vector's length that lies outside, 0 for what is inside."""
+        x = x.double()
+        return (x @ self.rest).square().sum(-1).sqrt() / x.square().sum(-1).sqrt().clamp_min(1e-300)
+
+
+def stacked(update: Update, layers: Sequence[Layer]) -> Tensor:
+    """The gradients of layers with one input, one below the other (outputs x inputs), each of length one."""
+    parts = [update[layer.name].double().mT if layer.flipped else update[layer.name].double() for layer in layers]
+    return torch.cat([part / part.norm().clamp_min(1e-300) for part in parts])
+
+
+def span(matrix: Tensor, rank: int | None = None, top: float | None = None) -> Span:
+    """The space of a gradient's rows; `rank` if it is known. `top` is the largest singular value that rounding was
+    made beside, where it is no longer in the matrix."""
+    # Through the triangle: much less work for a tall matrix, and as exact.
+    _, values, rows = torch.linalg.svd(torch.linalg.qr(matrix, mode="r").R, full_matrices=True)
+    values = torch.nn.functional.pad(values, (0, len(rows) - len(values)))
+    r, clean = _rank(values, float(values[0]) if top is None else top)
+    r = r if rank is None else rank
+    return Span(rows[:r].mT.contiguous(), rows[r:].mT.contiguous(), values, clean)
+
+
+def _rank(values: Tensor, top: float) -> tuple[int, bool]:
+    """The largest fall that ends near rounding, and whether it is a cliff."""
+    floor = top * ROUNDING
+    falls = values[:-1] / values[1:].clamp_min(top * 1e-14 + 1e-300)
+    falls = torch.where(values[1:] < NEAR * floor, falls, torch.zeros_like(falls))
+    best = int(falls.argmax())
+    if float(falls[best]) >= CLIFF:
+        return best + 1, True
+    return int((values > floor).sum()), False
