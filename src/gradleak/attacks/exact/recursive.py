@@ -1,0 +1,251 @@
+"""The input of a chain of convolutions, layer after layer from the last to the first."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradleak.attacks.exact.watched import Call, name_of, watched
+from gradleak.attacks.parts.labels import count
+from gradleak.calculus import one_thread
+from gradleak.errors import Unsuited
+from gradleak.registry import register
+from gradleak.rng import Rng
+from gradleak.types import Batch, Guess, Know, Observation
+
+ROUNDING = 1e-7
+"""How far a number of 32 bits is from what it stands for, relative to its size."""
+
+ALONE = 1e-4
+"""From which share of its length on a gradient of the last layer is not that of one example."""
+
+FLAT = 1e-7
+"""From how low a share of the largest singular value on a direction counts as open."""
+
+ORDINARY = {"dilation": 1, "padding": 0, "stride": 1}
+"""How a convolution reads unless told otherwise."""
+
+LARGEST = 13_000
+"""Inputs of a layer up to which the equations are solved here."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An increasing function of one number, with its inverse and its slope; values lie between `low` and `high`."""
+
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    low: float = -float("inf")
+    high: float = float("inf")
+
+
+ACTIVATIONS = (
+    Activation(torch.sigmoid, torch.logit, lambda z: torch.sigmoid(z) * torch.sigmoid(-z), 0.0, 1.0),
+    Activation(torch.tanh, torch.atanh, lambda z: 1 - torch.tanh(z).square(), -1.0, 1.0),
+    Activation(F.softplus, lambda h: h + torch.log(-torch.expm1(-h)), torch.sigmoid, 0.0),
+    Activation(F.elu, lambda h: torch.where(h < 0, torch.log1p(h), h), lambda z: z.clamp_max(0).exp(), -1.0),
+    Activation(lambda z: F.leaky_relu(z, 0.01), lambda h: torch.where(h < 0, h / 0.01, h),
+               lambda z: torch.where(z < 0, 0.01, 1.0).to(z)),
+    Activation(lambda z: z, lambda h: h, torch.ones_like),
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution, or a linear layer, as a linear map of numbered inputs.
+
+    Output (o, l) is the sum over j of weight[o, j] * input[reads[l, j]]; reads is -1 where padding is read.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    gradient: Tensor
+    shift: Tensor | None
+    """The gradient of the bias."""
+    reads: Tensor
+    inputs: int
+    before: Activation | None
+    """What made the inputs out of the outputs of the layer before; none for the first layer."""
+
+    def forward(self) -> scipy.sparse.csr_matrix:
+        """Outputs (o, l) by inputs."""
+        places, taps = self.reads.shape
+        rows = torch.arange(len(self.weight) * places).reshape(-1, places, 1).expand(-1, -1, taps)
+        return self._matrix(rows, self.weight[:, None, :].expand(-1, places, -1))
+
+    def learned(self, delta: Tensor) -> scipy.sparse.csr_matrix:
+        """The weight's gradient (o, j) by inputs, when the loss changes by delta (o x l) with the outputs."""
+        places, taps = self.reads.shape
+        rows = torch.arange(len(self.weight) * taps).reshape(-1, 1, taps).expand(-1, places, -1)
+        return self._matrix(rows, delta[:, :, None].expand(-1, -1, taps))
+
+    def _matrix(self, rows: Tensor, values: Tensor) -> scipy.sparse.csr_matrix:
+        reads = self.reads.expand(rows.shape)
+        real = reads >= 0
+        entries = values[real].numpy(), (rows[real].numpy(), reads[real].numpy())
+        return scipy.sparse.csr_matrix(entries, shape=(int(rows.max()) + 1, self.inputs))
+
+
+@register("attack", "recursive")
+@dataclass(frozen=True)
+class Recursive:
+    """One example, undefended, through convolutions and activations that can be undone.
+
+    The last layer's gradient is (p - y) h^T: it gives the label and the layer's input h. Going down, what is known of a
+    layer is its output, which the activation behind it gives back, and its weight's gradient, which is linear in
+    its input once the loss's slope at its output is known. Both together are solved for the input by least squares,
+    each equation weighed by how exact it is.
+    """
+
+    @property
+    def needs(self) -> frozenset[Know]:
+        return frozenset({Know.COUNT})
+
+    @property
+    def evaluations(self) -> int:
+        return 1
+
+    def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
+        with one_thread():
+            yield self._solved(seen)
+
+    def _solved(self, seen: Observation) -> Guess:
+        layers = _chain(seen)
+        head = layers[-1]
+        x, delta, label, scale = _last(head)
+        slope = head.forward().T @ delta.numpy()
+        open_by = 1.0
+        for layer, above in zip(reversed(layers[:-1]), reversed(layers[1:]), strict=True):
+            act = above.before
+            assert act is not None
+            x, exact = _undone(act, x)
+            delta = torch.from_numpy(slope) * act.slope(x)
+            found, flatness = _input(layer, x, exact, delta.reshape(len(layer.weight), -1), scale)
+            slope, x, open_by = layer.forward().T @ delta.numpy(), found, min(open_by, flatness)
+        like = next(iter(seen.params.values()))
+        pixels = x.reshape(1, *seen.shape).to(like)
+        return Guess(Batch(pixels.detach(), torch.tensor([label])), pixels.detach().clamp(0, 1), step=1,
+                     notes={"label_confidence": 1.0, "smallest_singular_share": open_by})
+
+
+def _chain(seen: Observation) -> list[Layer]:
+    """The model as a chain of layers, or the reason why it is none."""
+    if seen.vocabulary is not None:
+        raise Unsuited("recursive reads images; the data are text")
+    if count(seen) != 1:
+        raise Unsuited(f"recursive solves for one example; this update is made of {count(seen)}")
+    like = next(iter(seen.params.values()))
+    level = torch.linspace(0.1, 0.9, int(np.prod(seen.shape))).reshape(1, *seen.shape).to(like)
+    calls = [call for call in watched(seen, level.detach()) if call.kind != "scores"]
+    names = [name_of(seen, call.weight) for call in calls]
+    if len(set(names)) < len(names) or None in names:
+        raise Unsuited("recursive needs every layer trained and used once: one step on one example")
+    used = {*names, *(name_of(seen, call.bias) for call in calls)}
+    if (strange := sorted(seen.params.keys() - used)) or not calls:
+        raise Unsuited(f"recursive follows convolutions and linear layers only; {(strange or ['no layer'])[0]} is none")
+    before: list[Activation | None] = [None]
+    if not torch.equal(calls[0].inputs[0].flatten(), level.flatten()):
+        raise Unsuited("recursive needs a first layer that takes the pixels as they are")
+    for name, (call, after) in zip(names[1:], pairwise(calls), strict=True):
+        before.append(_between(call.output, after.inputs[0], name))
+    layers = [_layer(seen, call, act) for call, act in zip(calls, before, strict=True)]
+    if layers[-1].weight.shape[0] != seen.classes or layers[-1].shift is None or calls[-1].kind != "linear":
+        raise Unsuited(f"recursive needs a last linear layer with a bias and {seen.classes} outputs")
+    return layers
+
+
+def _between(output: Tensor, inputs: Tensor, name: str | None) -> Activation:
+    """The activation that makes a layer's inputs of the output of the layer before."""
+    for act in ACTIVATIONS:
+        if output.numel() == inputs.numel() and torch.equal(act.forward(output).flatten(), inputs.flatten()):
+            return act
+    raise Unsuited(f"recursive must undo what lies before {name}, which is no invertible activation; it works on "
+                   "chains such as lenet")
+
+
+def _layer(seen: Observation, call: Call, before: Activation | None) -> Layer:
+    name, size = name_of(seen, call.weight), call.inputs[0][0].numel()
+    assert name is not None and call.weight is not None
+    if call.settings.get("groups", 1) != 1 or isinstance(call.settings.get("padding"), str) or size > LARGEST:
+        raise Unsuited(f"recursive does not take {name}: grouped, padded by name, or more than {LARGEST} inputs")
+    numbers = torch.arange(1, size + 1, dtype=torch.float64)
+    if call.kind == "convolution":
+        image = numbers.reshape(1, *call.inputs[0].shape[1:])
+        how = {**ORDINARY, **{key: call.settings[key] for key in ORDINARY if key in call.settings}}
+        numbers = F.unfold(image, tuple(call.weight.shape[2:]), **how)[0].T
+    weight, gradient = (value.detach().double().flatten(1) for value in (call.weight, seen.update[name]))
+    bias = None if call.bias is None else call.bias.detach().double()
+    shift = seen.update.get(name_of(seen, call.bias) or "")
+    return Layer(name, weight, bias, gradient, None if shift is None else shift.double(),
+                 numbers.reshape(-1, weight.shape[1]).long() - 1, size, before)
+
+
+def _last(head: Layer) -> tuple[Tensor, Tensor, int, float]:
+    """The last layer's input, the loss's slope at its output, the label, and by what the update was scaled."""
+    shift, wanted = head.shift, "recursive needs the undefended update of one example; "
+    assert shift is not None and head.bias is not None
+    x = head.gradient.T @ shift / shift.square().sum().clamp_min(1e-300)
+    if not float((head.gradient - shift[:, None] * x).norm()) < ALONE * float(head.gradient.norm()):
+        raise Unsuited(f"{wanted}the gradient of {head.name} is no product of two vectors")
+    label = int(shift.argmin())
+    delta = (head.weight @ x + head.bias).softmax(0)
+    delta[label] -= 1
+    scale = float(delta @ shift / delta.square().sum())
+    if not float((shift - scale * delta).norm()) < ALONE * float(shift.norm()):
+        raise Unsuited(f"{wanted}the bias gradient of {head.name} does not fit what the layer was given")
+    return x, delta, label, scale
+
+
+def _undone(act: Activation, h: Tensor) -> tuple[Tensor, Tensor]:
+    """What an activation was given, and how exact that is: where it is flat, rounding grows."""
+    near = 1e-9
+    h = h.clamp(act.low + near, act.high - near)
+    z = act.inverse(h)
+    return z, ROUNDING * h.abs() / act.slope(z).clamp_min(1e-12)
+
+
+def _input(layer: Layer, z: Tensor, exact: Tensor, delta: Tensor, scale: float) -> tuple[Tensor, float]:
+    """A layer's input from its output and its weight's gradient; and the smallest singular value beside the largest."""
+    output = z.reshape(len(layer.weight), -1) - (0.0 if layer.bias is None else layer.bias[:, None])
+    sent = layer.gradient.flatten() / scale
+    rounding = ROUNDING * sent.abs() + ROUNDING * sent.square().mean().sqrt()
+    exactness = torch.cat([1 / exact, 1 / rounding.clamp_min(1e-300)])
+    weights = (exactness / exactness.max()).numpy()
+    known = torch.cat([output.flatten(), sent]).numpy() * weights
+    rows = scipy.sparse.diags(weights) @ scipy.sparse.vstack([layer.forward(), layer.learned(delta)])
+    if rows.shape[0] < layer.inputs:
+        raise Unsuited(f"recursive cannot solve {layer.name}: {rows.shape[0]} equations for {layer.inputs} unknowns")
+    normal = (rows.T @ rows).toarray()
+    largest = float(np.abs(normal).sum(0).max())
+    try:
+        factor = scipy.linalg.cho_factor(normal, overwrite_a=True, check_finite=False)
+    except np.linalg.LinAlgError:
+        raise _open(layer, rows.shape[0]) from None
+    found = scipy.linalg.cho_solve(factor, rows.T @ known)
+    found += scipy.linalg.cho_solve(factor, rows.T @ (known - rows @ found))
+    flatness = _smallest(factor) / largest
+    if flatness < FLAT**2:
+        raise _open(layer, rows.shape[0])
+    return torch.from_numpy(found), float(np.sqrt(flatness))
+
+
+def _smallest(factor: tuple[np.ndarray, bool]) -> float:
+    """The smallest eigenvalue of a factored matrix, by inverse iteration."""
+    vector, size = np.cos(np.arange(1.0, len(factor[0]) + 1)), 1.0
+    for _ in range(8):
+        vector = scipy.linalg.cho_solve(factor, vector / np.linalg.norm(vector))
+        size = float(np.linalg.norm(vector))
+    return 1 / size
+
+
+def _open(layer: Layer, equations: int) -> Unsuited:
+    return Unsuited(f"recursive cannot solve {layer.name}: its {equations} equations leave some of {layer.inputs} "
+                    "unknowns open")
