@@ -131,6 +131,81 @@ class ResNet18:
         return _resnet(shape, classes, [64, 128, 256, 512], 2)
 
 
+class Attention(nn.Module):
+    """Every token asks all tokens, several ways at once. Written out: the fused kernel has no second derivative."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        query, key, value = self.qkv(x).reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        share = (query @ key.transpose(-1, -2) / math.sqrt(width // self.heads)).softmax(-1)
+        return self.out((share @ value).transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention and two linear layers, each behind a normalisation and beside a shortcut."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.before, self.attention = nn.LayerNorm(width, eps=1e-6), Attention(width, heads)
+        self.between = nn.LayerNorm(width, eps=1e-6)
+        self.mix = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.before(x))
+        return x + self.mix(self.between(x))  # type: ignore[no-any-return]
+
+
+class Patchwork(nn.Module):
+    """An image as a row of patches behind one token that stands for the whole, whose last state is classified."""
+
+    def __init__(self, shape: Shape, classes: int, vit: "Vit") -> None:
+        super().__init__()
+        channels, height, across = shape
+        places = (height // vit.patch) * (across // vit.patch)
+        self.project = nn.Conv2d(channels, vit.width, vit.patch, vit.patch)
+        self.whole = nn.Parameter(torch.empty(1, 1, vit.width))
+        self.position = nn.Parameter(torch.empty(1, 1 + places, vit.width))
+        self.blocks = nn.Sequential(*[Block(vit.width, vit.heads) for _ in range(vit.layers)])
+        self.norm, self.head = nn.LayerNorm(vit.width, eps=1e-6), nn.Linear(vit.width, classes)
+        for name, weights in self.named_parameters():
+            if weights.ndim > 1:
+                nn.init.trunc_normal_(weights, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.project(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.whole.expand(len(x), -1, -1), patches], 1) + self.position
+        return self.head(self.norm(self.blocks(tokens))[:, 0])  # type: ignore[no-any-return]
+
+
+@register("model", "vit")
+@dataclass(frozen=True)
+class Vit:
+    """A vision transformer that normalises before each layer; everything is trained. `vit(patch=16, width=768,
+    layers=12, heads=12)` at 224 pixels is ViT-B/16."""
+
+    patch: int = 4
+    width: int = 192
+    layers: int = 4
+    heads: int = 3
+
+    def __post_init__(self) -> None:
+        if min(self.patch, self.width, self.layers, self.heads) < 1 or self.width % self.heads:
+            raise UsageError(f"{self!r}: all must be at least 1, and the width a multiple of the heads")
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        if len(shape) != 3 or shape[1] % self.patch or shape[2] % self.patch:
+            raise UsageError(f"{self!r} cannot cut images of shape {shape} into patches; choose a size of image that "
+                             "is a multiple of the patch")
+        return Patchwork(shape, classes, self)
+
+
 @register("model", "python")
 @dataclass(frozen=True)
 class FromPython:

@@ -44,9 +44,9 @@ _KINDS: dict[Callable[..., Any], Signature] = {
 
 
 class Watch(TorchFunctionMode):
-    """Writes down every layer of a known kind until one of the kind `until` has been called."""
+    """Writes down every layer of a known kind until one has been called that `until` holds for."""
 
-    def __init__(self, until: str) -> None:
+    def __init__(self, until: Callable[[Call], bool]) -> None:
         self.until = until
         self.calls: list[Call] = []
 
@@ -70,12 +70,16 @@ class Watch(TorchFunctionMode):
         given = {**dict(zip(names, args[count:], strict=False)), **{k: v for k, v in kwargs.items() if k != "input"}}
         self.calls.append(Call(kind, tuple(value.detach() for value in inputs), output.detach(),
                                given.pop("weight", None), given.pop("bias", None), given))
-        if kind == self.until:
+        if self.until(self.calls[-1]):
             raise Enough
 
 
-def watched(seen: Observation, x: Tensor, until: str = "") -> list[Call]:
-    """The layers that a batch of such images runs through in the client's first step, up to the first of a kind."""
+def never(call: Call) -> bool:
+    return False
+
+
+def watched(seen: Observation, x: Tensor, until: Callable[[Call], bool] = never) -> list[Call]:
+    """The layers that a batch of such images runs through in the client's first step, up to the first wanted."""
     watch = Watch(until)
     with torch.no_grad():
         try:
