@@ -16,6 +16,7 @@ from gradleak.types import Guess, Observation
 
 PHOTOS = "data=photos(size=32, count=40)"
 VIT = f"image(model=vit(layers=2), {PHOTOS})"
+WIDE = f"image(model=vit(layers=2, patch=8, width=256, heads=4), {PHOTOS})"
 
 MODELS = """
 import transformers
@@ -84,6 +85,36 @@ def test_models_of_the_hub_are_read(play, hf_task, name: str) -> None:
     guess = answer(scene.seen)
     assert decibels(guess.reading, scene.secret.readings) > 60
     assert guess.batch.y.tolist() == scene.secret.labels.tolist()
+
+
+def in_order(guess: Guess, truth: torch.Tensor) -> tuple[list[float], list[int]]:
+    """Decibels of each true image's nearest guess, and which that is."""
+    table = [[decibels(one, other) for one in guess.reading] for other in truth]
+    return [max(row) for row in table], [row.index(max(row)) for row in table]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_images_of_a_batch_are_told_apart(play, count: int) -> None:
+    scene = play(task=WIDE, count=count, who="curious")
+    guess = answer(scene.seen)
+    scores, which = in_order(guess, scene.secret.readings)
+    assert min(scores) > 50 and sorted(which) == list(range(count))
+    assert guess.batch.y[which].tolist() == scene.secret.labels.tolist()
+    assert guess.notes["certain"] == 1 and min(guess.notes["space_gap"], guess.notes["group_gap"]) >= 5
+    again = answer(scene.seen)
+    assert torch.equal(again.reading, guess.reading)
+
+
+def test_what_cannot_be_told_apart_is_said_to_be_uncertain(play) -> None:
+    scene = play("noise(relative=0.01)", task=WIDE, count=2)
+    guess = answer(scene.seen)
+    assert guess.notes["certain"] == 0
+    assert min(in_order(guess, scene.secret.readings)[0]) < 30
+
+
+def test_batches_with_too_many_patches_are_refused(play) -> None:
+    refused(play(task=VIT, count=2).seen, "2 images of 64 patches apart: at most 90")
+    refused(play(task=VIT, count=3).seen, "193 tokens, width 192")
 
 
 def test_too_few_equations_are_counted(play, hf_task) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded, embedded
+from gradleak.attacks.exact.separation import across, separated
 from gradleak.attacks.exact.watched import Call, watched
 from gradleak.attacks.parts.labels import count, head
 from gradleak.calculus import one_thread
@@ -20,6 +21,9 @@ ROUNDED = 1e-5
 
 SOLVED = 0.05
 """Share of the span's equations left over, up to which they were solved and not only fitted."""
+
+TRUSTED = 5.0
+"""Both gaps of a separation must reach this."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +138,8 @@ class Patches:
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         with one_thread():
-            if count(seen) > 1:
-                raise Unsuited(f"patches solves for one image; this update is made of {count(seen)}")
-            yield _alone(seen, embedded(seen, rng))
+            form, images = embedded(seen, rng), count(seen)
+            yield _alone(seen, form) if images == 1 else _several(seen, form, images, rng)
 
 
 def _alone(seen: Observation, form: Embedded) -> Guess:
@@ -164,6 +167,20 @@ def by_span(form: Embedded) -> Solution:
     """One image's patches from the attention layers alone."""
     within = equations(form, 1)
     return solved(form, attention_span(form).outside(form.places + len(form.fixed)), within)
+
+
+def _several(seen: Observation, form: Embedded, images: int, rng: Rng) -> Guess:
+    """Several images: told apart first, then each like one alone; without its certificate, marked as uncertain."""
+    within = equations(form, images)
+    found = attention_span(form)
+    tokens = len(form.fixed) + images * form.places
+    apart = separated(form, found.directions[:tokens], images, rng / "apart")
+    solutions = [solved(form, across(tokens).T, within) for tokens in apart.bases]
+    certain = min(apart.space_gap, apart.group_gap) >= TRUSTED and all(solution.certain for solution in solutions)
+    notes = {"certain": float(certain), "space_gap": apart.space_gap, "group_gap": apart.group_gap,
+             "span_gap": float(found.sizes[tokens - 1] / found.sizes[tokens].clamp_min(1e-300)),
+             "misfit": max(solution.misfit for solution in solutions)}
+    return told(seen, form.image(torch.stack([solution.patches for solution in solutions])), notes)
 
 
 def told(seen: Observation, images: Tensor, notes: dict[str, float]) -> Guess:

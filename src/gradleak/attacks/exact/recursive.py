@@ -1,11 +1,10 @@
 """The input of a chain of convolutions, layer after layer from the last to the first."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-import scipy.linalg
 import scipy.sparse
 import torch
 import torch.nn.functional as F
@@ -143,7 +142,7 @@ def _chain(seen: Observation) -> list[Layer]:
     if count(seen) != 1:
         raise Unsuited(f"recursive solves for one example; this update is made of {count(seen)}")
     like = next(iter(seen.params.values()))
-    level = torch.linspace(0.1, 0.9, int(np.prod(seen.shape))).reshape(1, *seen.shape).to(like)
+    level = torch.linspace(0.1, 0.9, math.prod(seen.shape)).reshape(1, *seen.shape).to(like)
     calls = [call for call in watched(seen, level.detach()) if call.kind != "scores"]
     names = [name_of(seen, call.weight) for call in calls]
     if len(set(names)) < len(names) or None in names:
@@ -223,29 +222,22 @@ def _input(layer: Layer, z: Tensor, exact: Tensor, delta: Tensor, scale: float) 
     rows = scipy.sparse.diags(weights) @ scipy.sparse.vstack([layer.forward(), layer.learned(delta)])
     if rows.shape[0] < layer.inputs:
         raise Unsuited(f"recursive cannot solve {layer.name}: {rows.shape[0]} equations for {layer.inputs} unknowns")
-    normal = (rows.T @ rows).toarray()
-    largest = float(np.abs(normal).sum(0).max())
-    try:
-        factor = scipy.linalg.cho_factor(normal, overwrite_a=True, check_finite=False)
-    except np.linalg.LinAlgError:
-        raise _open(layer, rows.shape[0]) from None
-    found = scipy.linalg.cho_solve(factor, rows.T @ known)
-    found += scipy.linalg.cho_solve(factor, rows.T @ (known - rows @ found))
-    flatness = _smallest(factor) / largest
+    normal = torch.from_numpy((rows.T @ rows).toarray())
+    factor, problem = torch.linalg.cholesky_ex(normal)
+    flatness = 0.0 if int(problem) else _smallest(factor) / float(normal.abs().sum(0).max())
     if flatness < FLAT**2:
-        raise _open(layer, rows.shape[0])
-    return torch.from_numpy(found), float(np.sqrt(flatness))
+        raise Unsuited(f"recursive cannot solve {layer.name}: its {rows.shape[0]} equations leave some of "
+                       f"{layer.inputs} unknowns open")
+    found = torch.zeros(layer.inputs, dtype=torch.float64)
+    for _ in range(2):  # the second time for what the first lost in rounding
+        left = torch.from_numpy(rows.T @ (known - rows @ found.numpy()))
+        found = found + torch.cholesky_solve(left[:, None], factor)[:, 0]
+    return found, math.sqrt(flatness)
 
 
-def _smallest(factor: tuple[np.ndarray, bool]) -> float:
+def _smallest(factor: Tensor) -> float:
     """The smallest eigenvalue of a factored matrix, by inverse iteration."""
-    vector, size = np.cos(np.arange(1.0, len(factor[0]) + 1)), 1.0
+    vector = torch.arange(1, len(factor) + 1).to(factor).cos()[:, None]
     for _ in range(8):
-        vector = scipy.linalg.cho_solve(factor, vector / np.linalg.norm(vector))
-        size = float(np.linalg.norm(vector))
-    return 1 / size
-
-
-def _open(layer: Layer, equations: int) -> Unsuited:
-    return Unsuited(f"recursive cannot solve {layer.name}: its {equations} equations leave some of {layer.inputs} "
-                    "unknowns open")
+        vector = torch.cholesky_solve(vector / vector.norm(), factor)
+    return float(1 / vector.norm())
