@@ -1,0 +1,247 @@
+"""Sentences read from the update of a client that drops: each token's vector is in the space, but thinned by chance.
+
+Every copy of a token was thinned anew, so copies do not hide behind each other, and what is left of each can be told
+from the space alone; see `sparse`. A token is accepted only when its vector, thinned and nothing else, lies in the
+space to the precision of the update: no absent token comes near.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradleak.attacks.exact.affinity import affinity, attention, deltas, families
+from gradleak.attacks.exact.entrance import Entrance
+from gradleak.attacks.exact.reading import Reading, Sentence
+from gradleak.attacks.exact.sparse import RATE, settled, thinned, thinning
+from gradleak.errors import Unsuited
+from gradleak.rng import Rng
+
+SURE = 1e-4
+"""The share of an accepted token's vector that may lie outside the space. Present ones reach 1e-6, absent ones 1e-2."""
+
+KEPT = 0.5
+"""An accepted token keeps at least so many of its coordinates: nothing at all would lie in any space."""
+
+ROOM = 24
+"""So many dimensions must be left free by the tokens, or all that is tried would fit."""
+
+BLOCK = 4
+"""Places looked at together."""
+
+FIRST, LAST = 20, 60
+"""Steps after which most candidates are given up, and all."""
+
+ROWS = 768
+"""Candidates tested together."""
+
+TRIES = (8, 16, 32, 64)
+"""In each round, coordinates by which further copies of a token are looked for."""
+
+SAME = 0.04
+"""Copies that differ in fewer coordinates are one."""
+
+Key = tuple[int, int]
+"""A token and its place."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One token of one sentence, with the coordinates that were kept."""
+
+    key: Key
+    kept: Tensor
+    off: float
+
+    @property
+    def place(self) -> int:
+        return self.key[1]
+
+
+def read(door: Entrance, rng: Rng) -> Reading:
+    """All sentences of the batch, each token proven unless it had to be filled in."""
+    words, free = door.vocabulary, len(door.span.basis) - door.span.rank
+    if not words.opening or not words.closing:
+        raise Unsuited("sentences have no opening and closing tokens; updates made with dropout are read where they "
+                       "have, as in BERT and RoBERTa")
+    if not door.span.clean or free < ROOM:
+        left = free if door.span.clean else "no"
+        raise Unsuited(f"the first layer's gradient leaves {left} directions free for sure; {ROOM} are needed to test "
+                       "tokens thinned by dropout")
+    search = _Search(door, rng)
+    search.open()
+    if not search.found:
+        raise Unsuited("the opening token is not in the gradient's space, not even thinned by dropout")
+    search.scan()
+    search.repeat()
+    return _told(door, search)
+
+
+class _Search:
+    """Collects copies until they fill the space."""
+
+    def __init__(self, door: Entrance, rng: Rng) -> None:
+        self.door, self.rng, self.span = door, rng, door.span
+        self.outside = self.span.rest @ self.span.rest.mT
+        self.basis = self.span.basis.float()
+        self.along = door.atoms.along(self.span.basis)
+        self.found: list[Copy] = []
+        self.tests, self.nearest, self.rate = 0, 1.0, RATE
+
+    @property
+    def most(self) -> float:
+        """The share that a token may still be thinned by when it is looked at closely."""
+        return 0.05 + 1.5 * self.rate if self.found else 1.0
+
+    @property
+    def missing(self) -> int:
+        return self.span.rank - len(self.found)
+
+    def open(self) -> None:
+        """One copy of what opens every sentence."""
+        for place, token in enumerate(self.door.vocabulary.opening):
+            self._test([(token, place)])
+
+    def scan(self) -> None:
+        """Place after place, the tokens whose whole vectors lie least outside, until some places together have none."""
+        wanted = min(len(self.door.vocabulary.table), int(64 + 1.4 * self.span.rank))
+        for start in range(len(self.door.vocabulary.opening), self.door.places, BLOCK):
+            before, keys = len(self.found), list[Key]()
+            for place in range(start, min(start + BLOCK, self.door.places)):
+                inside = self.along(place).square().sum(1) / self.door.atoms.squares(place)
+                keys += [(token, place) for token in inside.topk(wanted).indices.tolist()]
+            self._test(keys)
+            if len(self.found) == before or not self.missing:
+                break
+
+    def repeat(self) -> None:
+        """Further copies of tokens already found, first of what opens every sentence, until no try finds one."""
+        opening = [(token, place) for place, token in enumerate(self.door.vocabulary.opening)]
+        for tries in TRIES:
+            self._exhaust(opening, 2 * tries)
+        for tries in TRIES[:-1]:
+            self._exhaust(list(dict.fromkeys(copy.key for copy in self.found)), tries)
+
+    def _exhaust(self, keys: list[Key], tries: int) -> None:
+        """As long as tokens turn out to have more copies."""
+        while keys and self.missing:
+            before = {key: len(self._copies(key)) for key in keys}
+            self._again(keys, tries, self.rng / "again" / tries / len(self.found))
+            keys = [key for key in keys if len(self._copies(key)) > before[key]]
+
+    def _again(self, keys: Sequence[Key], tries: int, rng: Rng) -> None:
+        """To force a coordinate to be dropped rules out every copy that kept it. So each try forces one that all known
+        copies kept: what is found then is another copy."""
+        asked, forced = list[Key](), list[int]()
+        for key in keys:
+            known = torch.stack([copy.kept for copy in self._copies(key)]).all(0)
+            size = self._vectors([key])[0].abs()
+            open_at = (known & (size > size.mean() / 2)).nonzero().flatten()
+            order = (rng / key).permutation(len(open_at))[:tries]
+            asked += [key] * len(order)
+            forced += open_at[order].tolist()
+        for start in range(0, len(asked), ROWS):
+            if self.missing:
+                self._test(asked[start : start + ROWS], forced[start : start + ROWS])
+
+    def _copies(self, key: Key) -> list[Copy]:
+        return [copy for copy in self.found if copy.key == key]
+
+    def _vectors(self, keys: Sequence[Key]) -> Tensor:
+        tokens, places = torch.tensor(keys).mT
+        return self.door.atoms.vectors(tokens, places)
+
+    def _test(self, keys: Sequence[Key], forced: Sequence[int] | None = None) -> None:
+        """Keep those that are in the space, thinned."""
+        vectors = self._vectors(keys)
+        rows = torch.arange(len(keys))
+        marks = None
+        if forced is not None:
+            marks = torch.zeros(vectors.shape, dtype=torch.bool)
+            marks[rows, torch.tensor(forced)] = True
+        flat = None if forced is None else rows % 2 > 0
+        now = thinned(thinning(vectors, marks, flat), self.basis, FIRST)
+        if forced is None and len(keys) > 1:  # of many candidates few are there; of copies all might be
+            best = now.share.mean(1).argsort()[: len(keys) // 4]
+            rows, now = rows[best], now.only(best)
+        now = thinned(now, self.basis, LAST - FIRST)
+        best = now.share.mean(1) < self.most
+        rows, now = rows[best], now.only(best)
+        done = settled(now.vectors, now.share, self.outside, rate=self.rate)
+        self.tests += 0 if forced else len(keys)
+        for row, kept, off in zip(rows.tolist(), done.kept, done.off.tolist(), strict=True):
+            if float(kept.double().mean()) < KEPT:
+                continue
+            if off < SURE:
+                self._keep(Copy(keys[row], kept, off), vectors[row])
+            elif forced is None:
+                self.nearest = min(self.nearest, off)
+
+    def _keep(self, copy: Copy, vector: Tensor) -> None:
+        """Unless it is known already: two copies differ in many coordinates."""
+        counts = vector.abs() > 0.02 * vector.abs().mean()  # others are too small to be told
+        same = (float((copy.kept ^ other.kept)[counts].double().mean()) < SAME for other in self._copies(copy.key))
+        if self.missing and not any(same):
+            self.found.append(copy)
+            self.rate = 1 - float(torch.stack([each.kept for each in self.found]).double().mean())
+
+    def likely(self, place: int) -> int:
+        """A token for a place where none was proven."""
+        inside = self.along(place).square().sum(1) / self.door.atoms.squares(place)
+        found = sorted({copy.key[0] for copy in self.found if copy.place == place})
+        return max(found or [int(inside.argmax())], key=lambda token: float(inside[token]))
+
+    def notes(self) -> dict[str, float]:
+        """Proven tokens fill the space when they are as many as its rank: then all others tested were absent, and as
+        none of these passed, a false proof is rarer than 3 in so many tests (at 95 %)."""
+        refused = self.tests - len({copy.key for copy in self.found})
+        return {
+            "rank": float(self.span.rank), "proven": float(len(self.found)), "dropout_rate": self.rate,
+            "refused": float(refused), "false_proof_bound": 3.0 / max(1, refused),
+            "farthest_proven": max(copy.off for copy in self.found), "nearest_refused": self.nearest,
+        }
+
+    def inputs(self) -> Tensor:
+        """What the first layers were given, a row a copy."""
+        kept = torch.stack([copy.kept for copy in self.found])
+        return self._vectors([copy.key for copy in self.found]) * kept / (1 - self.rate)
+
+
+def _told(door: Entrance, search: _Search) -> Reading:
+    """Copies as sentences."""
+    places = torch.tensor([copy.place for copy in search.found])
+    count = door.count or max(1, int((places == 0).sum()))
+    groups = [list(range(len(places)))]
+    if count > 1:
+        x, how = search.inputs(), attention(door)
+        ties = affinity(door, x, *deltas(door, x, how), how)
+        groups = _fitted(families(ties, places, count), ties, places, count)
+    sentences, certain = zip(*(_sentence(door, search, group) for group in groups), strict=True)
+    return Reading(sentences, certain, notes=search.notes())
+
+
+def _fitted(groups: list[list[int]], ties: Tensor, places: Tensor, count: int) -> list[list[int]]:
+    """As many groups as sentences: the tokens of others go where their place is free and their ties are strongest."""
+    whole = [list(group) for group in groups[:count]]
+    for token in (token for group in groups[count:] for token in group):
+        free = [group for group in whole if not bool((places[group] == places[token]).any())]
+        if free:
+            max(free, key=lambda group: float(ties[token, group].mean())).append(token)
+    return whole
+
+
+def _sentence(door: Entrance, search: _Search, group: Sequence[int]) -> tuple[Sentence, tuple[bool, ...]]:
+    """A group's tokens in their places, with the frame. A hole is filled by a token found in that place elsewhere, else
+    by the one most in the space."""
+    words = door.vocabulary
+    proven = {search.found[number].place: search.found[number].key[0] for number in group}
+    last = max(proven)
+    closed = proven[last] == words.closing[-1]
+    likely = dict(enumerate(words.opening))
+    likely |= {} if closed else {last + 1 + step: token for step, token in enumerate(words.closing)}
+    tokens, certain = list[int](), list[bool]()
+    for place in range(max([last, *likely]) + 1):
+        certain.append(place in proven)
+        tokens.append(proven[place] if place in proven else likely.get(place, search.likely(place)))
+    return tuple(tokens), tuple(certain)
