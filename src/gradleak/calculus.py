@@ -72,6 +72,17 @@ def peek(replay: Replay, batch: Batch, *names: str) -> list[Tensor]:
     return [found[name] for name in names]
 
 
+def precise(replay: Replay, batch: Batch, *names: str) -> list[Tensor]:
+    """The client's first gradient of the named weights in float64, before any defense."""
+
+    def ask(loss: Callable[[Params], Tensor], params: Params) -> list[Tensor]:
+        wide = {name: value.detach().double().requires_grad_(name in names) for name, value in params.items()}
+        with torch.enable_grad():
+            return list(torch.autograd.grad(loss(wide), [wide[name] for name in names]))
+
+    return cast(list[Tensor], _asked(replay, Batch(batch.x.double(), batch.y, batch.extra), ask))
+
+
 def layout(replay: Replay, batch: Batch) -> list[tuple[Layer, ...]]:
     """The model's linear layers in the order of use, those given one and the same input together."""
     return cast(list[tuple[Layer, ...]], _asked(replay, batch, layers))

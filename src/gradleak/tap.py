@@ -154,7 +154,7 @@ def inputs(loss: Callable[[Params], Tensor], params: Params, names: frozenset[st
     found = {name: use.inputs for name in names for use in tap.uses.get(name, ())}
     if missing := sorted(name for name in names if found.get(name) is None):
         raise Untapped(f"{missing[0]} is not used as a layer is")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value.detach() for name, value in found.items() if value is not None}
 
 
 class Layer(NamedTuple):

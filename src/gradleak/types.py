@@ -66,11 +66,15 @@ class Vocabulary:
     piece: Callable[[int], str]
     """One token as it is written in the vocabulary."""
 
+    def inner(self, reading: Tensor) -> list[bool]:
+        """Per place of a row of tokens, whether one stands there that is not part of the frame."""
+        frame = {*self.opening, *self.closing, self.pad, NOTHING}
+        return [token not in frame for token in reading.tolist()]
+
     def sentence(self, reading: Tensor) -> Sentence:
         """A row of tokens, `NOTHING` where there is none."""
         framed = [int(t) for t in reading.tolist() if t != NOTHING]
-        frame = {*self.opening, *self.closing, self.pad}
-        tokens = [t for t in framed if t not in frame]
+        tokens = [token for token, inner in zip(reading.tolist(), self.inner(reading), strict=True) if inner]
         return Sentence(tuple(tokens), tuple(map(self.piece, tokens)), self.spell(tokens), self.spell(framed))
 
 
@@ -173,6 +177,8 @@ class Guess:
     steps: int = 1
     state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: Mapping[str, float] = field(default_factory=dict)
+    certain: Tensor | None = None
+    """Per token of the reading, whether the attack has proven it rather than found it likely."""
 
 
 @runtime_checkable

@@ -108,7 +108,8 @@ def _run_trial(cell: Cell, trial: int, folder: CellDir, progress: Progress) -> N
     else:
         record = _record(cell, trial, scene, guess, seconds, warnings, stopped)
         extra = {f"_extra.{name}": value for name, value in guess.batch.extra.items()}
-        folder.add_trial(record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y, **extra})
+        proven = {} if guess.certain is None else {"certain": guess.certain}
+        folder.add_trial(record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y, **proven, **extra})
 
 
 def _attack(
@@ -214,6 +215,7 @@ def _packed(guess: Guess) -> dict[str, Tensor]:
     notes = {f"note.{k}": torch.tensor(v, dtype=torch.float64) for k, v in guess.notes.items()}
     extra = {f"_extra.{k}": v for k, v in guess.batch.extra.items()}
     return {**{f"state.{k}": v for k, v in guess.state.items()}, **place, **notes, **extra,
+            **({} if guess.certain is None else {"_certain": guess.certain}),
             "_x": guess.batch.x, "_y": guess.batch.y, "_reading": guess.reading}
 
 
@@ -224,7 +226,8 @@ def _resumed(saved: Mapping[str, Tensor]) -> Guess | None:
     notes = {k.removeprefix("note."): float(v) for k, v in saved.items() if k.startswith("note.")}
     extra = {k.removeprefix("_extra."): v for k, v in saved.items() if k.startswith("_extra.")}
     batch = Batch(saved["_x"], saved["_y"], extra)
-    return Guess(batch, saved["_reading"], int(saved["_step"]), int(saved["_steps"]), state, notes)
+    return Guess(batch, saved["_reading"], int(saved["_step"]), int(saved["_steps"]), state, notes,
+                 saved.get("_certain"))
 
 
 def rescore(cell: Cell, folder: CellDir) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,12 +12,20 @@ from gradleak.audit.verdict import Row
 from gradleak.errors import UsageError
 from gradleak.report import pictures
 from gradleak.report.sentences import Said, compared, unmarked
+from gradleak.types import Vocabulary
 
 Look = str | Said
 """A picture as a `data:` address, or a sentence."""
 
-Eye = Callable[[Tensor, int], Look]
+Eye = Callable[["Found", int], Look]
 """How a reading is looked at, given the number of the truth it is compared with."""
+
+
+class Found(NamedTuple):
+    """A recovered image or row of tokens, and which of these the attack has proven, if it says so."""
+
+    reading: Tensor
+    certain: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ def samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_tru
         if not readings:
             continue
         others = _readings(beside[trial], folders[weakest.cell.key]) if weakest and trial in beside else []
-        eye, truths = _seen(row.cell, record["ids"], readings[0].is_floating_point(), show_truth)
+        eye, truths = _seen(row.cell, record["ids"], readings[0].reading.is_floating_point(), show_truth)
         for i, reading in enumerate(readings):
             yield Sample(
                 f"trial {trial + 1}, sample {i + 1}", eye(reading, i),
@@ -51,24 +59,35 @@ def samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_tru
                 bool(record["leaked"][i]))
 
 
-def _readings(record: dict[str, Any], folder: CellDir) -> list[Tensor]:
+def _readings(record: dict[str, Any], folder: CellDir) -> list[Found]:
     """Recovered images or rows of tokens, each in the place of the truth it was matched to."""
-    reading = folder.guess(record["trial"]).get("reading")
+    kept = folder.guess(record["trial"])
+    reading, certain = kept.get("reading"), kept.get("certain")
     if reading is None or reading.ndim != (4 if reading.is_floating_point() else 2):
         return []
-    return list(reading[record["match"]])
+    fits = certain is not None and certain.shape == reading.shape
+    return [Found(reading[i], certain[i] if fits and certain is not None else None) for i in record["match"]]
 
 
 def _seen(cell: Cell, ids: Sequence[int], images: bool, show_truth: bool) -> tuple[Eye, list[Look]]:
     """The eye for one trial, and its truths if they may be shown. Images need no world unless they may."""
     if images:
         truths = cell.world().secret(ids).readings if show_truth else ()
-        return lambda reading, i: pictures.data_uri(reading), [pictures.data_uri(image) for image in truths]
+        return lambda found, i: pictures.data_uri(found.reading), [pictures.data_uri(image) for image in truths]
     world = cell.world()
     vocabulary = world.vocabulary
     if vocabulary is None:
         raise UsageError(f"{cell.task}: its guesses are tokens, but it has no vocabulary; write the report with the "
                          "version of the task that was run")
     own = [vocabulary.sentence(truth) for truth in world.secret(ids).readings]
-    return (lambda reading, i: compared(vocabulary.sentence(reading), own[i], vocabulary),
+    return (lambda found, i: compared(vocabulary.sentence(found.reading), own[i], vocabulary,
+                                      _proven(found, vocabulary)),
             [unmarked(truth, vocabulary) for truth in own] if show_truth else [])
+
+
+def _proven(found: Found, vocabulary: Vocabulary) -> list[bool] | None:
+    """Per token inside the frame."""
+    if found.certain is None:
+        return None
+    inner = vocabulary.inner(found.reading)
+    return [bool(certain) for certain, inside in zip(found.certain.tolist(), inner, strict=True) if inside]

@@ -23,6 +23,8 @@ class Word:
     text: str
     space: bool
     mark: Mark
+    certain: bool = False
+    """Proven by the attack itself, which did not have the truth to compare with."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class Said:
     """Of the truth, in tokens."""
 
     @property
+    def certain(self) -> int:
+        return sum(word.certain for word in self.words)
+
+    @property
     def in_place(self) -> int:
         return sum(word.mark == "place" for word in self.words)
 
@@ -42,9 +48,11 @@ class Said:
         return sum(word.mark == "elsewhere" for word in self.words)
 
 
-def compared(reading: Sentence, truth: Sentence, vocabulary: Vocabulary) -> Said:
-    """Each token of a reading marked: right where it stands, right elsewhere, or wrong."""
-    return _said(reading.tokens, marks(reading.tokens, truth.tokens), len(truth.tokens), vocabulary)
+def compared(
+    reading: Sentence, truth: Sentence, vocabulary: Vocabulary, certain: Sequence[bool] | None = None,
+) -> Said:
+    """Each token of a reading marked: right where it stands, right elsewhere, or wrong; and whether it was proven."""
+    return _said(reading.tokens, marks(reading.tokens, truth.tokens), len(truth.tokens), vocabulary, certain)
 
 
 def unmarked(truth: Sentence, vocabulary: Vocabulary) -> Said:
@@ -68,9 +76,13 @@ def marks(reading: Sequence[int], truth: Sequence[int]) -> list[Mark]:
     return found
 
 
-def _said(tokens: Sequence[int], found: Sequence[Mark], length: int, vocabulary: Vocabulary) -> Said:
-    return Said(tuple(Word(text, space, mark) for (text, space), mark
-                      in zip(_written(tokens, vocabulary), found, strict=True)), length)
+def _said(
+    tokens: Sequence[int], found: Sequence[Mark], length: int, vocabulary: Vocabulary,
+    certain: Sequence[bool] | None = None,
+) -> Said:
+    proven = certain or [False] * len(tokens)
+    return Said(tuple(Word(text, space, mark, sure) for (text, space), mark, sure
+                      in zip(_written(tokens, vocabulary), found, proven, strict=True)), length)
 
 
 def _written(tokens: Sequence[int], vocabulary: Vocabulary) -> Iterator[tuple[str, bool]]:

@@ -62,8 +62,10 @@ def _loaded(path: str, classes: int, local: bool) -> tuple[Any, Any]:
     return net, transformers.AutoTokenizer.from_pretrained(path, **safe)
 
 
-def _opened(net: Any, tokenizer: Tokenizer, pad: str | None, name: str, classes: int, last: bool = False) -> Language:
-    module = Reader(net, last)
+def _opened(net: Any, tokenizer: Tokenizer, pad: str | None, name: str, classes: int) -> Language:
+    # The library's decoders score every token and take the last one's.
+    scores, body = getattr(net, "score", None), getattr(net, "base_model", None)
+    module = Reader(net, last=isinstance(scores, nn.Linear) and isinstance(body, nn.Module))
     config = getattr(net, "config", None)
     room = getattr(config, "max_position_embeddings", None) or LONGEST + module.first
     limit = min(room - module.first, tokenizer.model_max_length, LONGEST)
@@ -110,8 +112,7 @@ class Hf:
         remedy = ("give the folder of a model saved with save_pretrained (safetensors, tokenizer included), or "
                   "model=minilm")
         net, tokenizer = found(self.path, repr(self), NEEDS, remedy, lambda local: _loaded(self.path, classes, local))
-        decoder = isinstance(getattr(net, "score", None), nn.Linear)  # it scores every token and takes the last one's
-        return _opened(net, tokenizer, self.pad, repr(self), net.config.num_labels, decoder)
+        return _opened(net, tokenizer, self.pad, repr(self), net.config.num_labels)
 
 
 @register("language", "python")

@@ -66,9 +66,13 @@ class Dictionary:
         """Whether all places look the same."""
         return bool(self.places.norm(dim=1).max() < CLOSE * self.table.norm(dim=1).mean())
 
+    def words(self, tokens: Tensor) -> Tensor:
+        """Words as they are added to places, in float64."""
+        return self._centred(self.table[tokens].double())
+
     def vectors(self, tokens: Tensor, places: Tensor) -> Tensor:
         """e(v, p) in float64, for any shape of tokens and places."""
-        x = self._centred(self.table[tokens].double()) + self.places[places]
+        x = self.words(tokens) + self.places[places]
         scale = (x.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
         return x * scale * self.gain + self.shift
 
@@ -125,11 +129,11 @@ class _Asking:
         signs = torch.ones(width, dtype=torch.float64)
         signs[1::2] = -1
         standard = signs / signs.std(correction=0)
-        flat = torch.ones(width, dtype=torch.float64)
-        up, down, level = self(torch.stack([signs, -signs, flat])[:, None] * (FAR * self.size))[:, 0]
+        up, down = self(torch.stack([signs, -signs])[:, None] * (FAR * self.size))[:, 0]
         gain, shift = (up - down) / (2 * standard), (up + down) / 2
-        centred = bool((level - shift).norm() < 0.5 * gain.norm())
-        return centred, gain, shift
+        word = (Rng(0) / "word").normal((width,), self.table).double() * self.size
+        one, lifted = self(torch.stack([word, word + self.size])[:, None])[:, 0]
+        return bool((one - lifted).norm() < 0.01 * one.norm()), gain, shift
 
     def spots(self, places: int, centred: bool, gain: Tensor, shift: Tensor) -> tuple[Tensor, float]:
         """What every place adds to a word, from two vectors whose outputs must have it in common; and what the

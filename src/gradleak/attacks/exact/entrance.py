@@ -40,6 +40,16 @@ class Entrance:
         """Of the first layers' inputs: of the words."""
         return span(stacked(self.seen.update, self.first))
 
+    @cached_property
+    def witness(self) -> tuple[Layer, ...]:
+        """The layers that tell whole sentences: the second ones, unless they are the last, where only the token that is
+        classified asks and most directions are missing; then the one before."""
+        groups = [group for group in (self.second, self.middle) if group]
+        if not groups:
+            raise Unsuited("the model has one layer only: nothing in its update tells which tokens stood together")
+        ranks = [span(stacked(self.seen.update, group)).rank for group in groups]
+        return groups[ranks.index(max(ranks))]
+
     @property
     def places(self) -> int:
         """How long a sentence may be."""
@@ -51,10 +61,11 @@ class Entrance:
         return value if isinstance(value, int) else None
 
     def reach(self, sentences: Tensor, *names: str) -> list[Tensor]:
-        """What reaches the named layers when sentences of one length (n x L tokens) come in, in float64."""
+        """What reaches the named layers when sentences of one length (n x L tokens) come in: n x L x inputs, in
+        float64."""
         labels = torch.zeros(len(sentences), dtype=torch.long)
         batch = Batch(self.vocabulary.table[sentences], labels, {"mask": torch.ones_like(sentences)})
-        return [found.double() for found in peek(self.seen.replay, batch, *names)]
+        return [found.double().reshape(*sentences.shape, -1) for found in peek(self.seen.replay, batch, *names)]
 
     def told(self, sentences: list[Sentence], labels: Tensor) -> tuple[Batch, Tensor]:
         """Sentences as a batch to replay, and as rows of tokens."""

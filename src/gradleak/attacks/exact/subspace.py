@@ -1,0 +1,104 @@
+"""Exact recovery from the space that a layer's gradient spans: see each part for what it solves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradleak.attacks.combine import ByKind
+from gradleak.attacks.exact import causal, dropped, likely, peeling
+from gradleak.attacks.exact.entrance import Entrance, entrance
+from gradleak.attacks.exact.members import Members, members
+from gradleak.attacks.exact.patches import Patches
+from gradleak.attacks.exact.reading import Reading
+from gradleak.attacks.exact.span import span, stacked
+from gradleak.attacks.parts.labels import Counted, Given, count
+from gradleak.calculus import layout
+from gradleak.errors import Unsuited
+from gradleak.probe import probe
+from gradleak.registry import register
+from gradleak.rng import Rng
+from gradleak.types import Guess, Know, Observation
+
+LATE, WIDE = 6, 8
+"""So many of the last layers are looked at, those with so many inputs and outputs."""
+
+
+@register("attack", "subspace")
+def subspace() -> ByKind:
+    """Reads text, or a vision transformer's images, off the space that the first layer's gradient spans: without any
+    search over embeddings or pixels, in seconds, and with a proof where the update is clean.
+
+    Text: tokens in the span as they are; if there are none, dropout hid parts of each, and tokens that are in the span
+    but for a few entries; if the span is filled up by noise or compression, the likeliest tokens. Then sentences: one
+    place after the other for decoders, by proof and subtraction for encoders, by attention's gradient under dropout.
+    """
+    return ByKind(Patches(), Words())
+
+
+@dataclass(frozen=True)
+class Words:
+    """The text half."""
+
+    @property
+    def needs(self) -> frozenset[Know]:
+        return frozenset({Know.COUNT})
+
+    @property
+    def evaluations(self) -> int:
+        return 100
+
+    def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
+        door = entrance(seen)
+        reading = read(door, count(seen), rng)
+        if not reading.sentences:
+            raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or the "
+                           "deeper layers' gradients have more tokens than dimensions; audit smaller batches")
+        labels = _labels(seen, reading, rng)
+        batch, rows = door.told(list(reading.sentences), labels)
+        certain = torch.zeros(rows.shape, dtype=torch.bool)
+        for row, proven in enumerate(reading.certain):
+            certain[row, : len(proven)] = torch.tensor(proven)
+        yield Guess(batch, rows, step=1, notes=dict(reading.notes), certain=certain)
+
+
+def read(door: Entrance, n: int, rng: Rng) -> Reading:
+    """By whatever decoder the update calls for."""
+    if not door.span.clean:
+        if _clean_elsewhere(door):
+            raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
+                           "directions, so that no token can be proven or ruled out; audit smaller batches")
+        return likely.read(door, rng)
+    inside = members(door)
+    if not inside.tokens:
+        return dropped.read(door, rng)
+    if n == 1 and not door.atoms.placeless and all(len(here) == 1 for here in inside.tokens):
+        return _single(inside)
+    if causal.is_causal(door):
+        return causal.read(door, inside, n)
+    return peeling.read(door, inside, n, rng)
+
+
+def _single(inside: Members) -> Reading:
+    """One token in every place: as every place has a true one, each is the true one."""
+    sentence = tuple(here[0] for here in inside.tokens)
+    notes = {"tests": float(inside.tests), "nearest": inside.nearest}
+    return Reading([sentence], [[True] * len(sentence)], notes=notes)
+
+
+def _clean_elsewhere(door: Entrance) -> bool:
+    """Whether some late layer's gradient still has a sure rank: no defense filled it up, then."""
+    update, groups = door.seen.update, layout(door.seen.replay, probe(door.seen, 1, Rng(0)))[1:]
+    groups = [group for group in groups
+              if all(layer.name in update and min(update[layer.name].shape) >= WIDE for layer in group)]
+    return any(span(stacked(door.seen.update, group)).clean for group in groups[: -LATE - 1 : -1])
+
+
+def _labels(seen: Observation, reading: Reading, rng: Rng) -> Tensor:
+    """Granted, or found with the sentences, or counted."""
+    if Know.LABELS in seen.facts:
+        return Given().read(seen, rng).labels[: len(reading.sentences)]
+    if reading.labels is not None:
+        return torch.tensor(list(reading.labels))
+    return Counted().read(seen, rng / "labels").labels[: len(reading.sentences)]

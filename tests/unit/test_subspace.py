@@ -1,0 +1,162 @@
+"""Reading a clean update exactly: the dictionary, membership, decoders token by token, encoders by peeling."""
+
+import pytest
+import torch
+
+from gradleak import registry
+from gradleak.attacks.exact import causal, peeling
+from gradleak.attacks.exact.entrance import entrance
+from gradleak.attacks.exact.members import members
+from gradleak.attacks.exact.span import ROUNDING, span, stacked
+from gradleak.calculus import layout, peek, precise
+from gradleak.errors import Unsuited
+from gradleak.probe import probe
+from gradleak.rng import Rng
+from gradleak.spec import parse
+from gradleak.types import NOTHING, Guess
+
+FAMILIES = ("bert", "roberta", "gpt2")
+WIDE = 96
+
+
+@pytest.fixture
+def scene(play, text_task):
+    """A round of a tiny model, wide enough for its tokens to be told apart."""
+
+    def played(family: str = "bert", count: int = 1, who: str = "curious", more: str = "", trial: int = 0,
+               width: int = WIDE, defense: str = "none"):
+        return play(defense, who, count, "one_step(mode=eval)", trial, task=text_task(family, more, width))
+
+    return played
+
+
+def truths(secret) -> set[tuple[int, ...]]:
+    return {tuple(token for token in row.tolist() if token != NOTHING) for row in secret.readings}
+
+
+def attacked(seen) -> Guess:
+    (guess,) = registry.build("attack", parse("subspace")).guesses(seen, Rng(0))
+    return guess
+
+
+def test_span_has_the_rank_of_what_was_given_and_says_when_it_cannot_tell() -> None:
+    x = (Rng(0) / "x").normal((7, 40), torch.zeros(1)).double()
+    d = (Rng(0) / "d").normal((90, 7), torch.zeros(1)).double()
+    clean = (d @ x).float().double()
+    found = span(clean)
+    assert (found.rank, found.clean) == (7, True)
+    assert float(found.off(x).max()) < 100 * ROUNDING < float(found.off(torch.eye(40)).min())
+    noise = (Rng(0) / "noise").normal((90, 40), torch.zeros(1)).double()
+    assert not span(clean + 0.01 * noise).clean
+    assert not span(noise).clean
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peek_sees_what_the_layer_is_given(scene, family: str) -> None:
+    seen = scene(family).seen
+    batch = probe(seen, 2, Rng(1))
+    groups = layout(seen.replay, batch)
+    first, later = groups[0][0], groups[-1][0]
+    with torch.no_grad():
+        update = seen.replay(batch)
+    for layer in (first, later):
+        (x,) = peek(seen.replay, batch, layer.name)
+        rows = stacked(update, (layer,))
+        inside = span(x.double().reshape(-1, x.shape[-1]))
+        assert float((rows @ inside.rest).norm()) < 1e-3 * float(rows.norm())  # a gradient's rows mix its inputs
+    (wide,) = precise(seen.replay, batch, first.name)
+    assert torch.allclose(wide.float(), update[first.name], rtol=1e-3, atol=1e-6)
+    assert wide.dtype == torch.float64
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dictionary_is_what_the_model_computes(scene, family: str) -> None:
+    door = entrance(scene(family).seen)
+    tokens = torch.arange(6, 18).expand(3, -1).clone()
+    tokens[1], tokens[2] = tokens[1].flip(0), tokens[2].roll(3)
+    (given,) = door.reach(tokens, door.first[0].name)
+    places = torch.arange(12).expand(3, -1)
+    assert torch.allclose(door.atoms.vectors(tokens, places), given, rtol=1e-3, atol=1e-4)
+    directions = torch.eye(door.atoms.width)[:, :5]
+    for place in (0, 7):
+        every = door.atoms.vectors(torch.arange(len(door.vocabulary.table)), torch.tensor(place))
+        assert torch.allclose(door.atoms.along(directions)(place), every[:, :5].float(), atol=1e-4)
+        assert torch.allclose(door.atoms.squares(place), every.square().sum(1).float(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_family_is_read_word_for_word_and_proven(scene, family: str, count: int) -> None:
+    played = scene(family, count)
+    guess = attacked(played.seen)
+    assert {tuple(t for t in row.tolist() if t != NOTHING) for row in guess.reading} == truths(played.secret)
+    assert guess.certain is not None and bool(guess.certain[guess.reading != NOTHING].all())
+    with torch.no_grad():
+        again = played.seen.replay(guess.batch)
+    assert all(torch.allclose(again[name], value, atol=1e-5) for name, value in played.seen.update.items())
+
+
+def test_labels_are_found_with_the_sentences(scene) -> None:
+    played = scene(count=3)
+    guess = attacked(played.seen)
+    right = {tuple(t for t in row.tolist() if t != NOTHING): int(y)
+             for row, y in zip(played.secret.readings, played.secret.labels, strict=True)}
+    for row, label in zip(guess.reading, guess.batch.y, strict=True):
+        assert right[tuple(t for t in row.tolist() if t != NOTHING)] == int(label)
+
+
+def test_what_was_taken_away_is_not_there_any_more(scene) -> None:
+    played = scene(count=2)
+    left = peeling.Left(entrance(played.seen), 2)
+    sentence = sorted(truths(played.secret))[0]
+    assert left.prove(sentence) is not None
+    assert left.prove(sentence) is None
+
+
+def test_an_absent_sentence_is_never_proven(scene) -> None:
+    played = scene(count=2)
+    door = entrance(played.seen)
+    for sentence in sorted(truths(played.secret)):
+        wrong = list(sentence)
+        wrong[1], wrong[2] = wrong[2], wrong[1]
+        if tuple(wrong) != sentence:
+            assert peeling.Left(door, 2).prove(tuple(wrong)) is None
+
+
+@pytest.mark.parametrize("trial", range(4))
+def test_absent_tokens_are_not_members(scene, trial: int) -> None:
+    played = scene(trial=trial)
+    found = members(entrance(played.seen))
+    (sentence,) = truths(played.secret)
+    assert found.pairs == [(token, place) for place, token in enumerate(sentence)]
+    assert found.nearest > 1e-3 and found.tests >= len(sentence) * 20
+
+
+def test_trained_words_are_read_too(scene) -> None:
+    played = scene(more=", embeddings=trained")
+    assert {tuple(row.tolist()) for row in attacked(played.seen).reading} == truths(played.secret)
+
+
+def test_decoders_are_known_by_what_they_compute(scene) -> None:
+    assert causal.is_causal(entrance(scene("gpt2").seen))
+    assert not causal.is_causal(entrance(scene("bert").seen))
+
+
+def test_more_tokens_than_dimensions_prove_nothing(scene) -> None:
+    played = scene(count=6, width=16)
+    try:
+        guess = attacked(played.seen)
+    except Unsuited as problem:
+        assert "dimensions" in str(problem)
+    else:
+        assert guess.certain is None or not bool(guess.certain.any())
+
+
+def test_images_go_to_the_image_half(play) -> None:
+    with pytest.raises(Unsuited):
+        attacked(play(who="curious").seen)
+
+
+def test_an_entrance_needs_text(play) -> None:
+    with pytest.raises(Unsuited, match="images"):
+        entrance(play().seen)
