@@ -1,0 +1,269 @@
+"""The likeliest sentence, where noise, rounding or pruning has filled the space that a clean update leaves empty.
+
+Nothing is proven here. The first layers' gradients are the words' vectors mixed in ways unknown, plus noise: of all
+sentences the likeliest is the one whose vectors hold the most of the gradients' energy. That judges very many
+sentences cheaply. The few it likes best are replayed, and the whole update decides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradleak.attacks.exact.arrange import Arranged, Arranging, Shortlist
+from gradleak.attacks.exact.completion import completed, pruned
+from gradleak.attacks.exact.entrance import Entrance
+from gradleak.attacks.exact.judge import Judge
+from gradleak.attacks.exact.reading import Reading, Sentence
+from gradleak.errors import Unsuited
+from gradleak.rng import Rng
+from gradleak.types import Know
+
+AXES = 64
+"""Directions looked at when the whole vocabulary is scored: those with the most energy."""
+
+LISTED = 64
+"""Tokens each score puts on a place's shortlist."""
+
+LENGTHS = 3
+"""Lengths tried at first, best closing first."""
+
+RIVALS = 3
+"""Tokens a place that are replayed in a round, by energy and again by slope."""
+
+ORDERS = 6
+"""Other orders, sentences with a word less, and with a word more, that are replayed in a round."""
+
+CHANCE = 20.0
+"""Nats by which one of the many sentences tried may seem likelier by luck."""
+
+ROUNDS = 12
+"""Of replaying, while something is better; one or two are usual."""
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """Gradients with one input, `stack` below each other (m x d), in units of their noise; `rank` of their directions
+    stand out of it."""
+
+    stack: Tensor
+    rank: int
+    doubt: float = 0.0
+    """How wrong entries are that were not seen but filled in, beside their size."""
+
+    @cached_property
+    def energy(self) -> Tensor:
+        """Squared length in every direction, as a quadratic form; doubt is noise that lies evenly."""
+        energy = self.stack.mT @ self.stack
+        level = self.doubt**2 * energy.trace() / len(energy)
+        return energy + level * torch.eye(len(energy)).to(energy)
+
+    @cached_property
+    def axes(self) -> tuple[Tensor, Tensor]:
+        """Directions by falling energy (columns), and that energy."""
+        values, vectors = torch.linalg.eigh(self.energy)
+        return vectors.flip(1), values.flip(0).clamp_min(0)
+
+    @cached_property
+    def floor(self) -> Tensor:
+        """The energy of a direction with nothing in it."""
+        values = self.axes[1]
+        return values[len(values) // 2 :].mean() + 1e-12 * values[0]
+
+    def weights(self, rank: int) -> Tensor:
+        """Three ways to score the first axes by their energy: whether they stand out, how sure it is that they do, and
+        how far they do."""
+        values = self.axes[1][:AXES]
+        inside = (torch.arange(len(values)) < rank).double()
+        above = (values - self.floor).clamp_min(0)
+        return torch.stack([inside, above / values.clamp_min(1e-300), above], 1)
+
+
+def noisy(parts: Sequence[Tensor], doubt: float = 0.0) -> Noisy:
+    """Layers weighed by how little noise they carry, which is what lies outside the directions they share."""
+    sent = [(part != 0).sum().clamp_min(1).sqrt() for part in parts]
+    parts = [part / part.norm().clamp_min(1e-300) * size for part, size in zip(parts, sent, strict=True)]
+    rank = 0
+    for _ in range(3):
+        stack = torch.cat(parts)
+        _, values, rows = torch.linalg.svd(torch.linalg.qr(stack, mode="r").R)
+        rank = risen(values, len(stack))
+        rest = rows[min(rank, len(rows) // 4) :]
+        noise = [(part @ rest.mT).norm() / size + 1e-9 * part.norm() for part, size in zip(parts, sent, strict=True)]
+        parts = [part / level for part, level in zip(parts, noise, strict=True)]
+    stack = torch.cat(parts)
+    if doubt:  # what was filled in has no noise of its own to stand out of
+        rank = int((torch.linalg.svdvals(stack) > doubt * stack.norm() / len(rows) ** 0.5).sum())
+    return Noisy(stack, rank, doubt)
+
+
+def risen(values: Tensor, rows: int) -> int:
+    """How many singular values of a matrix with so many rows stand above the edge that pure noise would reach."""
+    rank, width = 0, len(values)
+    while rank < width:
+        noise = float(values[rank:].square().mean().sqrt()) / rows**0.5
+        above = int((values > noise * (rows**0.5 + (width - rank) ** 0.5)).sum())
+        if above <= rank:
+            break
+        rank = above
+    return rank
+
+
+def read(door: Entrance, rng: Rng) -> Reading:
+    """One sentence, its length found out unless it was told."""
+    if (door.count or 1) > 1:
+        raise Unsuited(f"this update hides {door.count} sentences behind noise, rounding or gaps; here one sentence is "
+                       "read from such an update, several only from a clean one")
+    if door.atoms.placeless:
+        raise Unsuited("a word looks the same in all places of this model; here models are read whose places "
+                       "differ (BERT, RoBERTa, GPT-2)")
+    judge, searches = Judge(door), [Search(door, heard) for heard in hearings(door, rng)]
+    lengths = searches[-1].lengths()  # gaps look like words wherever one looks: completed, they do not
+    starts = [(search, search.arranging(length).best().sentence) for search in searches for length in lengths]
+    label, scores = judge.first([sentence for _, sentence in starts])
+    search, start = starts[max(range(len(starts)), key=lambda n: scores[n])]
+    sentence, margins = _settled(search, judge, start, label)
+    notes = {"rank": float(search.heard.rank), "likelihood": judge([sentence], label)[0],
+             "margin": min(margins.values(), default=0.0), **{f"margin {p}": value for p, value in margins.items()}}
+    return Reading([sentence], [[False] * len(sentence)], None if label is None else [label], notes)
+
+
+def hearings(door: Entrance, rng: Rng) -> list[Noisy]:
+    """The first layers' gradients as they were sent; and completed, where entries were left out."""
+    parts = [_rows(door, layer.name, layer.flipped) for layer in door.first]
+    found = [noisy(parts)]
+    if any(pruned(part) for part in parts):
+        found.append(noisy(*completed(parts, rng / "held out")))
+    return found
+
+
+def _rows(door: Entrance, name: str, flipped: bool) -> Tensor:
+    value = door.seen.update[name].double()
+    return value.mT if flipped else value
+
+
+class Search:
+    """Sentences by the first layers alone."""
+
+    def __init__(self, door: Entrance, heard: Noisy) -> None:
+        self.door, self.heard = door, heard
+        self.opening, self.closing = door.vocabulary.opening, door.vocabulary.closing
+        self.told = door.seen.facts.get(Know.LENGTHS)
+        self._along = door.atoms.along(heard.axes[0][:, :AXES])
+        self._lists: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def possible(self, length: int) -> bool:
+        return len(self.opening) + len(self.closing) < length <= self.door.places
+
+    def lengths(self) -> list[int]:
+        """As told; or those at which the closing tokens fit best, and where nothing closes, about as many as
+        directions stand out."""
+        if isinstance(self.told, Tensor):
+            return [int(self.told.flatten()[0])]
+        # Noise may hide words, but hardly most of them.
+        most = min(self.door.places, 2 * self.heard.rank + 8)
+        possible = torch.tensor([n for n in range(most + 1) if self.possible(n)])
+        axes, values = self.heard.axes
+        fits = -(possible - self.heard.rank).abs().double() if not self.closing else torch.zeros(len(possible))
+        for back, token in enumerate(reversed(self.closing)):
+            places = possible - 1 - back
+            along = (self.door.atoms.vectors(torch.full_like(places, token), places) @ axes).square()
+            # A vector that is there has no part in an empty direction: Capon's filter.
+            emptiness = along / along.sum(1, keepdim=True) @ (1 / (values + 0.01 * self.heard.floor))
+            fits = fits - emptiness.log()
+        return possible[fits.topk(min(LENGTHS, len(fits))).indices].tolist()
+
+    def _list(self, place: int, rank: int) -> tuple[Tensor, Tensor]:
+        """The tokens that may stand there, and their vectors."""
+        if place not in self._lists:
+            weights = self.heard.weights(rank).float()
+            scores = self._along(place).square() @ weights / self.door.atoms.squares(place)[:, None]
+            scores[~self.door.vocabulary.usable] = -torch.inf
+            tokens = scores.topk(min(LISTED, len(scores)), dim=0).indices.flatten()
+            tokens = torch.unique(tokens)
+            self._lists[place] = tokens, self.door.atoms.vectors(tokens, torch.full_like(tokens, place))
+        return self._lists[place]
+
+    def arranging(self, length: int) -> Arranging:
+        places = range(len(self.opening), length - len(self.closing))
+        lists = [self._list(place, max(1, min(self.heard.rank, length))) for place in places]
+        tokens, vectors = (torch.cat(parts) for parts in zip(*lists, strict=True))
+        at = torch.cat([torch.full_like(part, place) for (part, _), place in zip(lists, places, strict=True)])
+        return Arranging(Shortlist(tokens, at, vectors, self.heard.energy), length, self.opening, self.closing,
+                         self.door.atoms)
+
+
+Change = tuple[int, int]
+"""A place, and the token that shall stand there."""
+
+
+def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None) -> tuple[Sentence, dict[int, float]]:
+    """The sentence changed while the whole update is likelier so; and by how much, in the end, the word of each place
+    is likelier than any other tried there."""
+    now, margins = judge([sentence], label)[0], dict[int, float]()
+    for _ in range(ROUNDS):
+        arranging = search.arranging(len(sentence))
+        changes = _rivals(arranging, judge, sentence, label)
+        scores = judge([_changed(sentence, [change]) for change in changes], label)
+        best: dict[int, tuple[float, Change]] = {}
+        for score, change in zip(scores, changes, strict=True):
+            best[change[0]] = max(best.get(change[0], (score, change)), (score, change))
+        margins = {place: now - score for place, (score, _) in sorted(best.items())}
+        helping = [change for score, change in sorted(best.values(), reverse=True) if score > now + CHANCE]
+        together = [_changed(sentence, helping[: n + 1]) for n in range(len(helping))]
+        others = [together, arranging.moves(sentence, ORDERS)]
+        if search.told is None and not helping:
+            others += [_fewer(search, sentence), _more(search, sentence)]
+        tried = [(score, each) for group in others if group
+                 for score, each in zip(judge(group, label), group, strict=True)]
+        score, changed = max(tried, default=(now, sentence))
+        if score <= now + CHANCE:
+            break
+        sentence, now = changed, score
+    return sentence, margins
+
+
+def _rivals(arranging: Arranging, judge: Judge, sentence: Sentence, label: int | None) -> list[Change]:
+    """For every place the other tokens that the first layers, and the slope of the likelihood, favour most."""
+    slope = judge.slope(sentence, label)
+    found = dict[Change, None]()
+    for place in arranging.inside:
+        rows = arranging.listed.at(place)
+        gains = arranging.listed.gains(arranging.others(sentence, place), rows)
+        ranked = arranging.listed.tokens[rows][gains.argsort(descending=True)], slope[place].argsort(descending=True)
+        for tokens in ranked:
+            others = [t for t in tokens[: RIVALS + 1].tolist() if t != sentence[place]]
+            found.update(dict.fromkeys((place, token) for token in others[:RIVALS]))
+    return list(found)
+
+
+def _changed(sentence: Sentence, changes: Sequence[Change]) -> Sentence:
+    tokens = list(sentence)
+    for place, token in changes:
+        tokens[place] = token
+    return tuple(tokens)
+
+
+def _fewer(search: Search, sentence: Sentence) -> list[Sentence]:
+    """The likeliest with a word left out."""
+    if not search.possible(len(sentence) - 1):
+        return []
+    shorter = search.arranging(len(sentence) - 1)
+    places = search.arranging(len(sentence)).inside
+    return _likeliest([shorter.scored((*sentence[:place], *sentence[place + 1 :])) for place in places])
+
+
+def _more(search: Search, sentence: Sentence) -> list[Sentence]:
+    """The likeliest with a word put in."""
+    if not search.possible(len(sentence) + 1):
+        return []
+    longer = search.arranging(len(sentence) + 1)
+    return _likeliest([longer.fitted((*sentence[:place], sentence[place], *sentence[place:]), place)
+                       for place in longer.inside if place < len(sentence)])
+
+
+def _likeliest(found: Sequence[Arranged]) -> list[Sentence]:
+    ranked = sorted(found, key=lambda each: -each.energy)
+    return list(dict.fromkeys(each.sentence for each in ranked))[:ORDERS]

