@@ -30,8 +30,8 @@ ROOM = 24
 BLOCK = 4
 """Places looked at together."""
 
-FIRST, LAST = 20, 60
-"""Steps after which most candidates are given up, and all."""
+FIRST, LAST, LONGER = 20, 60, 120
+"""Steps after which most candidates are given up, and all; and of tries for further copies."""
 
 ROWS = 768
 """Candidates tested together."""
@@ -71,9 +71,9 @@ def read(door: Entrance, rng: Rng) -> Reading:
                        "tokens thinned by dropout")
     search = _Search(door, rng)
     search.open()
-    if not search.found:
-        raise Unsuited("the opening token is not in the gradient's space, not even thinned by dropout")
     search.scan()
+    if not search.found:
+        raise Unsuited("no token is in the gradient's space, not even thinned by dropout")
     search.repeat()
     return _told(door, search)
 
@@ -87,6 +87,8 @@ class _Search:
         self.basis = self.span.basis.float()
         self.along = door.atoms.along(self.span.basis)
         self.found: list[Copy] = []
+        self.close: dict[Key, float] = {}
+        """Refused tokens, by the share that lies outside: one with many copies is hard to tell at first."""
         self.tests, self.nearest, self.rate = 0, 1.0, RATE
 
     @property
@@ -99,9 +101,11 @@ class _Search:
         return self.span.rank - len(self.found)
 
     def open(self) -> None:
-        """One copy of what opens every sentence."""
+        """One copy of what opens every sentence; where there are very many, it takes some tries to part them."""
         for place, token in enumerate(self.door.vocabulary.opening):
             self._test([(token, place)])
+            if not self._copies((token, place)):
+                self._again([(token, place)], TRIES[1], self.rng / "open")
 
     def scan(self) -> None:
         """Place after place, the tokens whose whole vectors lie least outside, until some places together have none."""
@@ -121,6 +125,8 @@ class _Search:
         for tries in TRIES:
             self._exhaust(opening, 2 * tries)
         for tries in TRIES[:-1]:
+            close = [key for key in sorted(self.close, key=lambda key: self.close[key]) if not self._copies(key)]
+            self._exhaust(close[: self.missing], tries)
             self._exhaust(list(dict.fromkeys(copy.key for copy in self.found)), tries)
 
     def _exhaust(self, keys: list[Key], tries: int) -> None:
@@ -135,9 +141,11 @@ class _Search:
         copies kept: what is found then is another copy."""
         asked, forced = list[Key](), list[int]()
         for key in keys:
-            known = torch.stack([copy.kept for copy in self._copies(key)]).all(0)
             size = self._vectors([key])[0].abs()
-            open_at = (known & (size > size.mean() / 2)).nonzero().flatten()
+            open_at = size > size.mean() / 2
+            for copy in self._copies(key):
+                open_at &= copy.kept
+            open_at = open_at.nonzero().flatten()
             order = (rng / key).permutation(len(open_at))[:tries]
             asked += [key] * len(order)
             forced += open_at[order].tolist()
@@ -160,12 +168,11 @@ class _Search:
         if forced is not None:
             marks = torch.zeros(vectors.shape, dtype=torch.bool)
             marks[rows, torch.tensor(forced)] = True
-        flat = None if forced is None else rows % 2 > 0
-        now = thinned(thinning(vectors, marks, flat), self.basis, FIRST)
+        now = thinned(thinning(vectors, marks, flat=forced is not None), self.basis, FIRST)
         if forced is None and len(keys) > 1:  # of many candidates few are there; of copies all might be
             best = now.share.mean(1).argsort()[: len(keys) // 4]
             rows, now = rows[best], now.only(best)
-        now = thinned(now, self.basis, LAST - FIRST)
+        now = thinned(now, self.basis, (LAST if forced is None else LONGER) - FIRST)
         best = now.share.mean(1) < self.most
         rows, now = rows[best], now.only(best)
         done = settled(now.vectors, now.share, self.outside, rate=self.rate)
@@ -176,7 +183,7 @@ class _Search:
             if off < SURE:
                 self._keep(Copy(keys[row], kept, off), vectors[row])
             elif forced is None:
-                self.nearest = min(self.nearest, off)
+                self.nearest, self.close[keys[row]] = min(self.nearest, off), off
 
     def _keep(self, copy: Copy, vector: Tensor) -> None:
         """Unless it is known already: two copies differ in many coordinates."""

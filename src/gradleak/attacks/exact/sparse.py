@@ -52,14 +52,14 @@ class Thinning:
         return Thinning(*(part[rows] for part in parts))
 
 
-def thinning(vectors: Tensor, forced: Tensor | None = None, flat: Tensor | None = None) -> Thinning:
-    """The start: nothing is dropped but what is forced to be. In `flat` rows large coordinates are as cheap to drop as
-    small ones: right for a copy that lost a very large one, else slower."""
+def thinning(vectors: Tensor, forced: Tensor | None = None, flat: bool = False) -> Thinning:
+    """The start: nothing is dropped but what is forced to be. When `flat`, large coordinates are as cheap to drop as
+    small ones, as they are for the client: more copies are found, in more steps."""
     x = (vectors / vectors.abs().mean(1, keepdim=True)).float()
     nothing, price = torch.zeros_like(x), torch.ones_like(x)
-    if flat is not None:
-        even = 1 / (x.abs() + EVEN)
-        price = torch.where(flat[:, None], even / even.mean(1, keepdim=True), price)
+    if flat:
+        price = 1 / (x.abs() + EVEN)
+        price = price / price.mean(1, keepdim=True)
     none = torch.zeros_like(x, dtype=torch.bool)
     return Thinning(x, nothing, price, none if forced is None else forced, nothing, nothing)
 
