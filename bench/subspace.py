@@ -1,0 +1,135 @@
+"""What `subspace` reads exactly, and how fast: a row for each corpus, client, defense and batch size.
+
+python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8] [--sentences 64] [--modes eval train]
+    [--defenses none sign] [--head 0] [--model minilm]
+
+The attacker knows the batch size and nothing else: no labels, no lengths. exact: sentences read word for word; certain:
+tokens the attack calls proven; false: those of them that are wrong; tests: vectors that were tested against the span.
+Seconds are of one thread, of the process alone. ROUGE: F1 x 100, without [CLS] and [SEP]. The corpora are not part of
+this project.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from text import CORPORA, DATA, drawn
+
+from gradleak import registry
+from gradleak.errors import Unsuited
+from gradleak.metrics.match import assign
+from gradleak.rng import Rng
+from gradleak.spec import parse
+from gradleak.threats import threat
+from gradleak.types import NOTHING, Batch, Guess, Observation, Secret, Vocabulary
+from gradleak.world.round import send
+from gradleak.world.task import World
+
+METRICS = ("exact_match", "rouge1", "rouge2", "rougeL", "token_accuracy")
+
+
+@dataclass
+class Tally:
+    scores: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in METRICS})
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    labels: list[bool] = field(default_factory=list)
+    certain: int = 0
+    false: int = 0
+    tests: float = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def add(self, secret: Secret, guess: Guess, words: Vocabulary) -> None:
+        """One batch. Sentences the attack did not give are empty ones."""
+        width = max(guess.reading.shape[1], secret.readings.shape[1])
+        reading, truth = (_wide(rows, width, len(secret.readings)) for rows in (guess.reading, secret.readings))
+        match = assign(reading, truth)
+        read, real = ([words.sentence(row) for row in rows] for rows in (reading[match], truth))
+        for name in METRICS:
+            self.scores[name] += registry.build("metric", parse(name))(read, real)
+        self.labels += [i < len(guess.batch.y) and int(guess.batch.y[i]) == int(label)
+                        for i, label in zip(match, secret.labels, strict=True)]
+        if guess.certain is not None:
+            proven = _wide(guess.certain.long(), width, len(truth), 0)[match].bool()
+            self.certain += int(proven.sum())
+            self.false += int((proven & (reading[match] != truth)).sum())
+        self.tests += guess.notes.get("tests", 0.0)
+
+
+def _wide(rows: torch.Tensor, width: int, count: int, filler: int = NOTHING) -> torch.Tensor:
+    out = torch.full((max(count, len(rows)), width), filler)
+    out[: len(rows), : rows.shape[1]] = rows
+    return out
+
+
+def observed(world: World, mode: str, defense: str, count: int, trial: int, head: int) -> tuple[Secret, Observation]:
+    part, guard = registry.build("client", parse(f"one_step(mode={mode})")), registry.build("defense", parse(defense))
+    client, secret = part.of(world.learner), world.draw(count, trial, part, Rng(head))
+    release = send(world, part, client, guard, secret, Rng(head) / trial).release
+    return secret, threat("curious").observe(release, client, guard)
+
+
+def measured(world: World, mode: str, defense: str, count: int, batches: int, head: int) -> Tally:
+    found, attack = Tally(), registry.build("attack", parse("subspace"))
+    for trial in range(batches):
+        secret, seen = observed(world, mode, defense, count, trial, head)
+        found.tokens.append(int((secret.readings != NOTHING).sum()))
+        began = time.process_time()
+        try:
+            guess = list(attack.guesses(seen, Rng(trial)))[-1]
+        except Unsuited as problem:
+            found.refused[str(problem)] = found.refused.get(str(problem), 0) + 1
+            empty = torch.full((count, 1), NOTHING)
+            guess = Guess(Batch(torch.zeros(count, 1, 1), torch.full((count,), NOTHING)), empty)
+        found.seconds.append(time.process_time() - began)
+        assert seen.vocabulary is not None
+        found.add(secret, guess, seen.vocabulary)
+    return found
+
+
+def line(corpus: str, mode: str, defense: str, count: int, found: Tally) -> str:
+    mean = {name: 100 * sum(values) / len(values) for name, values in found.scores.items()}
+    tokens, seconds = found.tokens, sorted(found.seconds)
+    labels = 100 * sum(found.labels) / len(found.labels)
+    return (f"{corpus:5} {mode:5} {defense:26} {count:3} {len(found.labels):4} {min(tokens):4}-{max(tokens):<4} "
+            f"{mean['exact_match']:6.1f} | {mean['rouge1']:5.1f} {mean['rouge2']:5.1f} {mean['rougeL']:5.1f} | "
+            f"{labels:6.1f} | {found.certain:6} {found.false:5} {found.tests:9.0f} | "
+            f"{seconds[len(seconds) // 2]:6.1f} {seconds[-1]:6.1f}")
+
+
+HEAD = (f"{'data':5} {'mode':5} {'defense':26} {'B':>3} {'n':>4} {'tokens':9} {'exact':>6} | {'R-1':>5} {'R-2':>5} "
+        f"{'R-L':>5} | {'labels':>6} | {'certain':>6} {'false':>5} {'tests':>9} | seconds a batch: median, most")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", type=Path, default=DATA, help="a folder with cola, sst2 and rt in it")
+    options.add_argument("--corpora", nargs="+", choices=list(CORPORA), default=["cola"])
+    options.add_argument("--batch", nargs="+", type=int, default=[1, 2, 4, 8])
+    options.add_argument("--modes", nargs="+", choices=["eval", "train"], default=["eval", "train"])
+    options.add_argument("--defenses", nargs="+", default=["none"])
+    options.add_argument("--sentences", type=int, default=64, help="a row, drawn into batches")
+    options.add_argument("--head", type=int, default=0, help="seed of the fresh head and of the draws")
+    options.add_argument("--model", default="minilm")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    print(HEAD)
+    with tempfile.TemporaryDirectory() as folder:
+        for corpus in given.corpora:
+            file = drawn(corpus, given.data, max(given.sentences, max(given.batch)), Path(folder))
+            task = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}))"))
+            world = task.open(Rng(given.head))
+            for mode in given.modes:
+                for defense in given.defenses:
+                    for count in given.batch:
+                        found = measured(world, mode, defense, count, max(1, given.sentences // count), given.head)
+                        print(line(corpus, mode, defense, count, found), flush=True)
+                        for reason, times in found.refused.items():
+                            print(f"      {times} refused: {reason}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
