@@ -179,7 +179,7 @@ class Patchwork(nn.Module):
                 nn.init.zeros_(weights)
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = self.project(x).flatten(2).transpose(1, 2)
+        patches = self.project(2 * x - 1).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.whole.expand(len(x), -1, -1), patches], 1) + self.position
         return self.head(self.norm(self.blocks(tokens))[:, 0])  # type: ignore[no-any-return]
 
@@ -187,8 +187,8 @@ class Patchwork(nn.Module):
 @register("model", "vit")
 @dataclass(frozen=True)
 class Vit:
-    """A vision transformer that normalises before each layer; everything is trained. `vit(patch=16, width=768,
-    layers=12, heads=12)` at 224 pixels is ViT-B/16."""
+    """A vision transformer that normalises before each layer; everything is trained. Pixels are scaled to [-1, 1], as
+    published ones scale them. `vit(patch=16, width=768, layers=12, heads=12)` at 224 pixels is ViT-B/16."""
 
     patch: int = 4
     width: int = 192

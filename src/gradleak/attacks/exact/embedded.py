@@ -48,6 +48,10 @@ class Embedded:
     """Of `weight`, where it is trained."""
     place_gradient: Tensor | None
     """Of `offset`, where the position embeddings are trained."""
+    sum_gradient: Tensor | None
+    """Of the projection's bias: the sum of the tokens' gradients, told once more."""
+    place_rms: float
+    """Of the position embeddings' whole gradient, tokens that no image changes included."""
 
     @property
     def width(self) -> int:
@@ -92,9 +96,10 @@ def embedded(seen: Observation, rng: Rng) -> Embedded:
     _undropped(seen, some, black.z)
     fixed = torch.cat([black.n[: here.start], black.n[here.stop :]])
     query, key, value = _projections(seen, mixed)
+    sums, places = name_of(seen, mixed.project.bias), _places(seen, offset, here, len(moved), mixed.project.bias)
     return Embedded(weight, black.z[here] - linear[0], scale, level, mixed.gain, mixed.shift, fixed, query, key, value,
-                    mixed.scores.inputs[0].shape[1], side, _gradient(seen, mixed.project.weight),
-                    _place_gradient(seen, offset, here, len(moved), mixed.project.bias))
+                    mixed.scores.inputs[0].shape[1], side, _gradient(seen, mixed.project.weight), places[0],
+                    None if sums is None else seen.update[sums].double(), places[1])
 
 
 @dataclass(frozen=True)
@@ -203,15 +208,17 @@ def _gradient(seen: Observation, weight: Tensor | None) -> Tensor | None:
     return None if name is None else seen.update[name].double().flatten(1)
 
 
-def _place_gradient(
+def _places(
     seen: Observation, offset: Tensor, here: slice, tokens: int, bias: Tensor | None,
-) -> Tensor | None:
-    """The gradient of what is added to each patch: of the parameter that holds just these numbers."""
+) -> tuple[Tensor | None, float]:
+    """The gradient of what is added to each patch (of the parameter that holds just these numbers), and that
+    parameter's rms."""
     added = offset if bias is None else offset - bias.detach().double()
     for name, value in seen.params.items():
         if value.ndim > 1 and value.shape[-1] == offset.shape[1] and value[..., 0].numel() in (tokens, len(offset)):
             rows = here if value[..., 0].numel() == tokens else slice(None)
             table = value.detach().double().reshape(-1, offset.shape[1])[rows]
             if float((table - added).abs().max()) <= CLOSE * float(offset.abs().max()):
-                return seen.update[name].double().reshape(-1, offset.shape[1])[rows]
-    return None
+                sent = seen.update[name].double().reshape(-1, offset.shape[1])
+                return sent[rows], float(sent.square().mean().sqrt())
+    return None, 0.0

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded, embedded
 from gradleak.attacks.exact.separation import across, separated
+from gradleak.attacks.exact.uncertain import explanations
 from gradleak.attacks.exact.watched import Call, watched
 from gradleak.attacks.parts.labels import count, head
 from gradleak.calculus import one_thread
@@ -134,7 +135,7 @@ class Patches:
 
     @property
     def evaluations(self) -> int:
-        return 4
+        return 12
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         with one_thread():
@@ -143,7 +144,8 @@ class Patches:
 
 
 def _alone(seen: Observation, form: Embedded) -> Guess:
-    """One image: by place where that can be, else, or where that does not explain the update, by the span."""
+    """One image: by place where that can be, else by the span; where neither is sure, that way, or that smooth
+    picture, which explains the update best."""
     found: list[Guess] = []
     problem: Unsuited | None = None
     for way in (by_place, by_span):
@@ -153,10 +155,12 @@ def _alone(seen: Observation, form: Embedded) -> Guess:
             problem = reason
             continue
         notes = {"misfit": solution.misfit, "certain": float(solution.certain)}
-        guess = told(seen, form.image(solution.patches[None]), notes)
+        images = form.image(solution.patches[None])
         if solution.certain:
-            return guess
-        found.append(guess)
+            return told(seen, images, notes)
+        found.append(told(seen, images.clamp(0, 1), notes))
+    for patches in explanations(form):
+        found.append(told(seen, form.image(patches[None]).clamp(0, 1), {"certain": 0.0}))
     if not found:
         assert problem is not None
         raise problem

@@ -1,0 +1,83 @@
+"""Images that are solved for instead of searched: lenet layer by layer, vision transformers in closed form.
+
+python bench/exact_images.py [recursive] [single] [large] [batches] [defended]       (CIFAR-10 needs data/cifar10.npz)
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+from common import PHOTOS, cifar
+
+from gradleak import registry
+from gradleak.attacks.exact.patches import Patches
+from gradleak.attacks.exact.recursive import Recursive
+from gradleak.metrics.match import assign
+from gradleak.rng import Rng
+from gradleak.spec import parse
+from gradleak.threats import threat
+from gradleak.types import Attack
+from gradleak.world.round import send
+
+WIDE = "vit(patch=8, width=384, heads=6, layers=4)"
+LARGE = "vit(patch=16, width=768, layers=12, heads=12)"
+
+
+def measured(attack: Attack, model: str, data: str, batch: int, trials: int, defense: str = "none") -> None:
+    """Print PSNR, labels and seconds of an attacker who knows nothing beyond the protocol."""
+    world = registry.build("task", parse(f"image(model={model}, data={data})")).open(Rng(0))
+    part, shield = registry.build("client", parse("one_step")), registry.build("defense", parse(defense))
+    client = part.of(world.learner)
+    scores: list[float] = []
+    seconds, labels, certain = [], 0, 0
+    for trial in range(trials):
+        secret = world.draw(batch, trial, part, Rng(0))
+        sent = send(world, part, client, shield, secret, Rng(1) / trial)
+        seen = threat("curious").observe(sent.release, client, shield)
+        start = time.perf_counter()
+        *_, guess = attack.guesses(seen, Rng(2) / trial)
+        seconds.append(time.perf_counter() - start)
+        order = assign(guess.reading, secret.readings)
+        error = (guess.reading[order].double() - secret.readings.double()).square().flatten(1).mean(1)
+        scores += (-10 * error.clamp_min(1e-16).log10()).tolist()
+        labels += int((guess.batch.y[order] == secret.labels).sum())
+        certain += int(guess.notes.get("certain", 1.0))
+    each = " ".join(f"{score:.1f}" for score in scores)
+    print(f"{model}, {data.partition('(')[0]}, B={batch}, {defense}: median {statistics.median(scores):.1f} dB, mean "
+          f"{statistics.mean(scores):.1f}, worst {min(scores):.1f}; labels {labels} of {len(scores)}; certain "
+          f"{certain} of {trials}; {statistics.median(seconds):.1f} s a batch\n  each: {each}", flush=True)
+
+
+def recursive() -> None:
+    for data in filter(None, (cifar(), PHOTOS)):
+        measured(Recursive(), "lenet", data, 1, 8)
+
+
+def single() -> None:
+    for model in ("vit", "vit(patch=8)", WIDE):
+        for data in filter(None, (cifar(), PHOTOS)):
+            measured(Patches(), model, data, 1, 8)
+
+
+def large() -> None:
+    measured(Patches(), LARGE, "photos(size=224, count=40)", 1, 4)
+
+
+def batches() -> None:
+    for batch, trials in ((2, 10), (3, 5), (4, 5)):
+        measured(Patches(), WIDE, cifar() or PHOTOS, batch, trials)
+
+
+def defended() -> None:
+    for model in ("vit", WIDE):
+        for defense in ("noise(relative=0.01)", "noise(relative=0.1)", "noise(relative=1)", "prune(keep=0.5)",
+                        "prune(keep=0.25)", "prune(keep=0.1)", "sign"):
+            measured(Patches(), model, cifar() or PHOTOS, 1, 6, defense)
+
+
+PARTS = {"recursive": recursive, "single": single, "large": large, "batches": batches, "defended": defended}
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
