@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded, embedded
 from gradleak.attacks.exact.separation import across, separated
-from gradleak.attacks.exact.uncertain import explanations
+from gradleak.attacks.exact.uncertain import explanations, least_squares
 from gradleak.attacks.exact.watched import Call, watched
 from gradleak.attacks.parts.labels import count, head
 from gradleak.calculus import one_thread
@@ -102,7 +102,7 @@ def solved(form: Embedded, outside: Tensor, within: Tensor | None) -> Solution:
         system = torch.cat([system, (outside @ form.shift)[:, None]], 1)
     scale = system.norm(dim=0).clamp_min(1e-300)
     wanted = -(outside @ form.centred(form.offset).T)
-    found = torch.linalg.lstsq(system / scale, wanted).solution / scale[:, None]
+    found = least_squares(system / scale, wanted) / scale[:, None]
     patches = found[: weight.shape[1]].T
     misfit = _share(system @ found - wanted, wanted)
     return Solution(patches if within is None else patches @ within.T, misfit, misfit < SOLVED)
@@ -119,7 +119,7 @@ def by_place(form: Embedded) -> Solution:
         raise Unsuited("patches needs trained position embeddings and a trained patch projection for this")
     if form.places >= form.width:
         raise Unsuited(f"patches has {form.width} equations for {form.places} unknowns")
-    found = torch.linalg.lstsq(form.place_gradient.T, form.patch_gradient).solution
+    found = least_squares(form.place_gradient.T, form.patch_gradient)
     misfit = _share(form.place_gradient.T @ found - form.patch_gradient, form.patch_gradient)
     return Solution(found, misfit, misfit < ROUNDED)
 
@@ -208,7 +208,7 @@ def _labels(seen: Observation, x: Tensor) -> tuple[Tensor, float]:
     if bias is not None:
         known = torch.cat([known, torch.ones_like(known[:, :1])], 1)
         sent = torch.cat([sent, seen.update[bias].double()[:, None]], 1)
-    change = torch.linalg.lstsq(known.T, sent.T, driver="gelsd").solution
+    change = least_squares(known.T, sent.T)
     negative = -change.clamp_max(0)
     sure = negative.amax(1) / negative.sum(1).clamp_min(1e-300)
     return change.argmin(1), float(sure.mean())

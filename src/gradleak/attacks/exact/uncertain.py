@@ -41,6 +41,12 @@ class Blurred:
 
 
 
+def least_squares(system: Tensor, wanted: Tensor) -> Tensor:
+    """By singular values: the default way pivots differently from run to run."""
+    found: Tensor = torch.linalg.lstsq(system, wanted, driver="gelsd").solution
+    return found
+
+
 def signs(gradient: Tensor) -> bool:
     """Whether only the sign of each entry was sent."""
     sizes = gradient[gradient != 0].abs()
@@ -90,7 +96,7 @@ def _levels(form: Embedded, places: Tensor, patches: Tensor) -> list[tuple[float
     if bool((patches == 0).double().mean() > 0.01):
         return [(0.0, 0.0, 0.0)]
     if form.sum_gradient is None:
-        found = torch.linalg.lstsq(places.T, patches).solution
+        found = least_squares(places.T, patches)
         share = float((places.T @ found - patches).norm() / patches.norm())
         return [(share * form.place_rms, share * rms, 0.0)]
     whole = float(form.sum_gradient.square().mean().sqrt())
