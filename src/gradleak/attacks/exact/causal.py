@@ -1,4 +1,4 @@
-"""Sentences of a decoder, token by token: what reaches its deeper layers in a place depends on what came before only."""
+"""A decoder's sentences, token by token: what reaches its deeper layers in a place depends on what came before only."""
 
 import torch
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradleak.calculus import peek
+from gradleak.attacks.exact.asking import reached
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.tap import Untapped
-from gradleak.types import Batch, Observation, Vocabulary
+from gradleak.types import Observation, Vocabulary
 
 FAR = 1e8
 """So many times longer than words: what is added to such a vector is lost in rounding."""
@@ -115,13 +115,7 @@ class _Asking:
         self.size = float(vocabulary.table.norm(dim=1).mean()) / vocabulary.table.shape[1] ** 0.5
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.to(self.table)
-        labels = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        if self.seen.classes == len(self.table):  # a language model: a label a place
-            labels = labels[:, None].expand(len(x), x.shape[1])
-        mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
-        (found,) = peek(self.seen.replay, Batch(x, labels, {"mask": mask}), self.layer)
-        return found.double().reshape(*x.shape[:2], -1)
+        return reached(self.seen, x.to(self.table), self.layer)[0]
 
     def normalisation(self) -> tuple[bool, Tensor, Tensor]:
         """Whether it takes the mean away, and its gain and shift: seen on vectors so long that places do not count."""

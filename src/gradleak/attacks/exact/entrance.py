@@ -6,10 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gradleak.attacks.exact.asking import reached
 from gradleak.attacks.exact.dictionary import Dictionary, dictionary
 from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.exact.span import Span, span, stacked
-from gradleak.calculus import layout, peek
+from gradleak.calculus import layout
 from gradleak.errors import Unsuited
 from gradleak.probe import probe
 from gradleak.rng import Rng
@@ -63,9 +64,7 @@ class Entrance:
     def reach(self, sentences: Tensor, *names: str) -> list[Tensor]:
         """What reaches the named layers when sentences of one length (n x L tokens) come in: n x L x inputs, in
         float64."""
-        labels = torch.zeros(len(sentences), dtype=torch.long)
-        batch = Batch(self.vocabulary.table[sentences], labels, {"mask": torch.ones_like(sentences)})
-        return [found.double().reshape(*sentences.shape, -1) for found in peek(self.seen.replay, batch, *names)]
+        return reached(self.seen, self.vocabulary.table[sentences], *names)
 
     def told(self, sentences: list[Sentence], labels: Tensor) -> tuple[Batch, Tensor]:
         """Sentences as a batch to replay, and as rows of tokens."""

@@ -63,8 +63,8 @@ def span(matrix: Tensor, rank: int | None = None, top: float | None = None) -> S
     """The space of a gradient's rows; `rank` if it is known. `top` is the largest singular value that rounding was
     made beside, where it is no longer in the matrix."""
     _, values, rows = torch.linalg.svd(triangle(matrix), full_matrices=True)
-    values = torch.nn.functional.pad(values, (0, len(rows) - len(values)))
     r, clean = _rank(values, float(values[0]) if top is None else top)
+    values = torch.nn.functional.pad(values, (0, len(rows) - len(values)))
     r = r if rank is None else rank
     return Span(rows[:r].mT.contiguous(), rows[r:].mT.contiguous(), values, clean)
 

@@ -24,6 +24,9 @@ from gradleak.types import Guess, Know, Observation
 LATE, WIDE = 6, 8
 """So many of the last layers are looked at, those with so many inputs and outputs."""
 
+SAMPLE = 4096
+"""Entries by which a rounded layer is known."""
+
 
 @register("attack", "subspace")
 def subspace() -> ByKind:
@@ -66,7 +69,7 @@ class Words:
 def read(door: Entrance, n: int, rng: Rng) -> Reading:
     """By whatever decoder the update calls for."""
     if not door.span.clean:
-        if _clean_elsewhere(door):
+        if _undefended(door):
             raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
         return likely.read(door, rng)
@@ -87,12 +90,16 @@ def _single(inside: Members) -> Reading:
     return Reading([sentence], [[True] * len(sentence)], notes=notes)
 
 
-def _clean_elsewhere(door: Entrance) -> bool:
-    """Whether some late layer's gradient still has a sure rank: no defense filled it up, then."""
+def _undefended(door: Entrance) -> bool:
+    """Whether nothing was done to the update: entries are neither missing nor rounded, and some late layer's gradient
+    still has a sure rank, which noise would have filled up."""
     update, groups = door.seen.update, layout(door.seen.replay, probe(door.seen, 1, Rng(0)))[1:]
+    entries = update[door.first[0].name].flatten()[:SAMPLE].abs()
+    if float((entries == 0).float().mean()) > 0.01 or len(torch.unique(entries)) < len(entries) / 4:
+        return False
     groups = [group for group in groups
               if all(layer.name in update and min(update[layer.name].shape) >= WIDE for layer in group)]
-    return any(span(stacked(door.seen.update, group)).clean for group in groups[: -LATE - 1 : -1])
+    return any(span(stacked(update, group)).clean for group in groups[: -LATE - 1 : -1])
 
 
 def _labels(seen: Observation, reading: Reading, rng: Rng) -> Tensor:
