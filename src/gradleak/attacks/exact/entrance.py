@@ -61,6 +61,12 @@ class Entrance:
         value = self.seen.facts.get(Know.COUNT)
         return value if isinstance(value, int) else None
 
+    @property
+    def empty(self) -> Sentence:
+        """What stands for a sentence that was not read: its frame, or where there is none, any one token."""
+        words = self.vocabulary
+        return (*words.opening, *words.closing) or (int(words.usable.nonzero()[0]),)
+
     def reach(self, sentences: Tensor, *names: str) -> list[Tensor]:
         """What reaches the named layers when sentences of one length (n x L tokens) come in: n x L x inputs, in
         float64."""

@@ -75,7 +75,6 @@ def _rank(values: Tensor, top: float) -> tuple[int, bool]:
     falls = values[:-1] / values[1:].clamp_min(top * 1e-14 + 1e-300)
     # The very last fall says nothing: the smallest value of any matrix may be tiny by chance.
     falls = torch.where(values[1:] < NEAR * floor, falls, torch.zeros_like(falls))[:-1]
-    best = int(falls.argmax())
-    if float(falls[best]) >= CLIFF:
-        return best + 1, True
+    if len(falls) and float(falls.max()) >= CLIFF:
+        return int(falls.argmax()) + 1, True
     return int((values > floor).sum()), False

@@ -13,7 +13,7 @@ from gradleak.attacks.exact.members import Members, members
 from gradleak.attacks.exact.patches import Patches
 from gradleak.attacks.exact.reading import Reading
 from gradleak.attacks.exact.span import span, stacked
-from gradleak.attacks.parts.labels import Counted, Given, count
+from gradleak.attacks.parts.labels import Known, count
 from gradleak.calculus import layout
 from gradleak.errors import Unsuited
 from gradleak.probe import probe
@@ -53,13 +53,13 @@ class Words:
         return 100
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
-        door = entrance(seen)
-        reading = read(door, count(seen), rng)
+        door, n = entrance(seen), count(seen)
+        reading = read(door, n, rng)
         if not reading.sentences:
             raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or the "
                            "deeper layers' gradients have more tokens than dimensions; audit smaller batches")
-        labels = _labels(seen, reading, rng)
-        batch, rows = door.told(list(reading.sentences), labels)
+        missing = [door.empty] * (n - len(reading.sentences))
+        batch, rows = door.told([*reading.sentences, *missing], _labels(seen, reading, rng))
         certain = torch.zeros(rows.shape, dtype=torch.bool)
         for row, proven in enumerate(reading.certain):
             certain[row, : len(proven)] = torch.tensor(proven)
@@ -68,8 +68,9 @@ class Words:
 
 def read(door: Entrance, n: int, rng: Rng) -> Reading:
     """By whatever decoder the update calls for."""
-    if not door.span.clean:
-        if _undefended(door):
+    altered = _altered(door)
+    if altered or not door.span.clean:
+        if not altered and _clean_late(door):
             raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
         return likely.read(door, rng)
@@ -90,22 +91,22 @@ def _single(inside: Members) -> Reading:
     return Reading([sentence], [[True] * len(sentence)], notes=notes)
 
 
-def _undefended(door: Entrance) -> bool:
-    """Whether nothing was done to the update: entries are neither missing nor rounded, and some late layer's gradient
-    still has a sure rank, which noise would have filled up."""
+def _altered(door: Entrance) -> bool:
+    """Whether the first layer's entries were left out or rounded: a gradient of words has hardly two alike."""
+    entries = door.seen.update[door.first[0].name].flatten()[:SAMPLE].abs()
+    return len(torch.unique(entries)) < len(entries) / 4 or float((entries == 0).float().mean()) > 0.01
+
+
+def _clean_late(door: Entrance) -> bool:
+    """Whether some late layer's gradient still has a sure rank, which noise would have filled up."""
     update, groups = door.seen.update, layout(door.seen.replay, probe(door.seen, 1, Rng(0)))[1:]
-    entries = update[door.first[0].name].flatten()[:SAMPLE].abs()
-    if float((entries == 0).float().mean()) > 0.01 or len(torch.unique(entries)) < len(entries) / 4:
-        return False
     groups = [group for group in groups
               if all(layer.name in update and min(update[layer.name].shape) >= WIDE for layer in group)]
     return any(span(stacked(update, group)).clean for group in groups[: -LATE - 1 : -1])
 
 
 def _labels(seen: Observation, reading: Reading, rng: Rng) -> Tensor:
-    """Granted, or found with the sentences, or counted."""
-    if Know.LABELS in seen.facts:
-        return Given().read(seen, rng).labels[: len(reading.sentences)]
-    if reading.labels is not None:
+    """Found with the sentences, or granted, or counted; the last two in no particular order."""
+    if reading.labels is not None and len(reading.labels) == count(seen):
         return torch.tensor(list(reading.labels))
-    return Counted().read(seen, rng / "labels").labels[: len(reading.sentences)]
+    return Known().read(seen, rng / "labels").labels
