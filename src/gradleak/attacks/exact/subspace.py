@@ -9,9 +9,10 @@ from torch import Tensor
 from gradleak.attacks.combine import ByKind
 from gradleak.attacks.exact import causal, dropped, likely, peeling
 from gradleak.attacks.exact.entrance import Entrance, entrance
+from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.members import Members, members
 from gradleak.attacks.exact.patches import Patches
-from gradleak.attacks.exact.reading import Reading
+from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.span import span, stacked
 from gradleak.attacks.parts.labels import Known, count
 from gradleak.calculus import layout
@@ -58,8 +59,8 @@ class Words:
         if not reading.sentences:
             raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or the "
                            "deeper layers' gradients have more tokens than dimensions; audit smaller batches")
-        missing = [door.empty] * (n - len(reading.sentences))
-        batch, rows = door.told([*reading.sentences, *missing], _labels(seen, reading, rng))
+        sentences = [*reading.sentences, *[door.empty] * (n - len(reading.sentences))]
+        batch, rows = door.told(sentences, _labels(door, sentences, reading, rng))
         certain = torch.zeros(rows.shape, dtype=torch.bool)
         for row, proven in enumerate(reading.certain):
             certain[row, : len(proven)] = torch.tensor(proven)
@@ -105,8 +106,8 @@ def _clean_late(door: Entrance) -> bool:
     return any(span(stacked(update, group)).clean for group in groups[: -LATE - 1 : -1])
 
 
-def _labels(seen: Observation, reading: Reading, rng: Rng) -> Tensor:
-    """Found with the sentences, or granted, or counted; the last two in no particular order."""
-    if reading.labels is not None and len(reading.labels) == count(seen):
+def _labels(door: Entrance, sentences: list[Sentence], reading: Reading, rng: Rng) -> Tensor:
+    """Found with the sentences; or else granted or counted, and given to those they fit."""
+    if reading.labels is not None and len(reading.labels) == len(sentences):
         return torch.tensor(list(reading.labels))
-    return Known().read(seen, rng / "labels").labels
+    return paired(door, sentences, Known().read(door.seen, rng / "labels").labels)
