@@ -4,9 +4,9 @@ python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8]
     [--defenses none sign] [--head 0] [--model minilm]
 
 The attacker knows the batch size and nothing else: no labels, no lengths. exact: sentences read word for word; certain:
-tokens the attack calls proven; false: those of them that are wrong; tests: vectors that were tested against the span.
-Seconds are of one thread, of the process alone. ROUGE: F1 x 100, without [CLS] and [SEP]. The corpora are not part of
-this project.
+tokens the attack calls proven to have stood in their place; false: those of them that no sentence of the batch has
+there; tests: vectors that were tested against the span. Seconds are of one thread, of the process alone. ROUGE: F1 x
+100, without [CLS] and [SEP]. The corpora are not part of this project.
 """
 
 import argparse
@@ -53,9 +53,10 @@ class Tally:
         self.labels += [i < len(guess.batch.y) and int(guess.batch.y[i]) == int(label)
                         for i, label in zip(match, secret.labels, strict=True)]
         if guess.certain is not None:
-            proven = _wide(guess.certain.long(), width, len(truth), 0)[match].bool()
+            proven = _wide(guess.certain.long(), width, len(truth), 0).bool()
+            there = (reading[:, None] == truth[None]).any(1)
             self.certain += int(proven.sum())
-            self.false += int((proven & (reading[match] != truth)).sum())
+            self.false += int((proven & ~there).sum())
         self.tests += guess.notes.get("tests", 0.0)
 
 

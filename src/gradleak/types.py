@@ -178,7 +178,8 @@ class Guess:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: Mapping[str, float] = field(default_factory=dict)
     certain: Tensor | None = None
-    """Per token of the reading, whether the attack has proven it rather than found it likely."""
+    """Per token of the reading, whether the attack has proven, rather than found likely, that it stood in its place in
+    one of the sentences."""
 
 
 @runtime_checkable
