@@ -57,7 +57,7 @@ class Tally:
             there = (reading[:, None] == truth[None]).any(1)
             self.certain += int(proven.sum())
             self.false += int((proven & ~there).sum())
-        self.tests += guess.notes.get("tests", 0.0)
+        self.tests += guess.notes.get("tests", guess.notes.get("refused", 0.0))
 
 
 def _wide(rows: torch.Tensor, width: int, count: int, filler: int = NOTHING) -> torch.Tensor:
