@@ -6,11 +6,13 @@ import torch
 from gradleak import registry
 from gradleak.attacks.exact import causal, peeling
 from gradleak.attacks.exact.entrance import entrance
+from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.members import members
 from gradleak.attacks.exact.span import ROUNDING, span, stacked
 from gradleak.calculus import layout, peek, precise
 from gradleak.errors import Unsuited
 from gradleak.probe import probe
+from gradleak.report.sentences import compared
 from gradleak.rng import Rng
 from gradleak.spec import parse
 from gradleak.types import NOTHING, Guess
@@ -160,3 +162,30 @@ def test_images_go_to_the_image_half(play) -> None:
 def test_an_entrance_needs_text(play) -> None:
     with pytest.raises(Unsuited, match="images"):
         entrance(play().seen)
+
+
+def test_labels_go_to_the_sentences_they_fit(scene) -> None:
+    played = scene(count=4)
+    sentences = [tuple(token for token in row.tolist() if token != NOTHING) for row in played.secret.readings]
+    labels = played.secret.labels
+    assert len(set(labels.tolist())) == 2
+    assert torch.equal(paired(entrance(played.seen), sentences, labels.sort().values), labels)
+
+
+def test_a_client_that_takes_examples_in_turn_is_asked_one_by_one(play, text_task) -> None:
+    tokens = torch.arange(6, 14).view(2, 4)
+    found = []
+    for client in ("one_step(mode=eval)", "local_steps(steps=2, rate=0.01, mode=eval)"):
+        door = entrance(play("none", "curious", 2, client, task=text_task("bert", "", WIDE)).seen)
+        found.append(door.reach(tokens, door.first[0].name, door.middle[0].name))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-5) and one.shape == (2, 4, WIDE)
+
+
+def test_a_report_tells_certain_from_likely(scene) -> None:
+    words = scene().seen.vocabulary
+    truth = torch.tensor([2, 5, 7, 9, 3])
+    reading, certain = words.sentence(torch.tensor([2, 5, 8, 9, 3])), [True, False, True]
+    said = compared(reading, words.sentence(truth), words, certain)
+    assert [word.certain for word in said.words] == certain and said.certain == 2
+    assert compared(reading, words.sentence(truth), words).certain == 0
