@@ -13,6 +13,7 @@ from gradleak.calculus import layout, peek, precise
 from gradleak.errors import Unsuited
 from gradleak.probe import probe
 from gradleak.report.sentences import compared
+from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.spec import parse
 from gradleak.types import NOTHING, Guess
@@ -189,3 +190,11 @@ def test_a_report_tells_certain_from_likely(scene) -> None:
     said = compared(reading, words.sentence(truth), words, certain)
     assert [word.certain for word in said.words] == certain and said.certain == 2
     assert compared(reading, words.sentence(truth), words).certain == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_model_that_says_the_next_word_is_read_too(play, count: int) -> None:
+    played = play(task="text(model=transformer3(width=64), data=sentences, limit=8)", who="curious", count=count)
+    guess = attacked(played.seen)
+    assert {tuple(row.tolist()) for row in guess.reading} == truths(played.secret)
+    assert residual(played.seen, guess.batch).cosine < 1e-6

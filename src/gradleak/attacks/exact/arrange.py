@@ -186,4 +186,4 @@ def _orders(inside: range, length: int) -> Tensor:
             shift, swap = [*rest[:b], a, *rest[b:]], plain.copy()
             swap[a], swap[b] = b, a
             found |= {tuple(shift), tuple(swap)}
-    return torch.tensor(sorted(found - {tuple(plain)})).reshape(-1, length)
+    return torch.tensor(sorted(found - {tuple(plain)}), dtype=torch.long).reshape(-1, length)

@@ -1,7 +1,7 @@
 """Exact recovery from the space that a layer's gradient spans: see each part for what it solves."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ from gradleak.errors import Unsuited
 from gradleak.probe import probe
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import Guess, Know, Observation
+from gradleak.types import NOTHING, Guess, Know, Observation
+
+NO_LABEL = -100
+"""What the loss leaves out."""
 
 LATE, WIDE = 6, 8
 """So many of the last layers are looked at, those with so many inputs and outputs."""
@@ -60,7 +63,12 @@ class Words:
             raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or the "
                            "deeper layers' gradients have more tokens than dimensions; audit smaller batches")
         sentences = [*reading.sentences, *[door.empty] * (n - len(reading.sentences))]
-        batch, rows = door.told(sentences, _labels(door, sentences, reading, rng))
+        if seen.classes == len(door.vocabulary.table):  # it says the next word: the last one is never read, only said
+            sentences = [_closed(sentence, door.vocabulary.closing) for sentence in sentences]
+            batch, rows = door.told(sentences, torch.zeros(n, dtype=torch.long))
+            batch = replace(batch, y=_next(rows))
+        else:
+            batch, rows = door.told(sentences, _labels(door, sentences, reading, rng))
         certain = torch.zeros(rows.shape, dtype=torch.bool)
         for row, proven in enumerate(reading.certain):
             certain[row, : len(proven)] = torch.tensor(proven)
@@ -71,7 +79,7 @@ def read(door: Entrance, n: int, rng: Rng) -> Reading:
     """By whatever decoder the update calls for."""
     altered = _altered(door)
     if altered or not door.span.clean:
-        if not altered and _clean_late(door):
+        if n > 1 and not altered and _clean_late(door):
             raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
         return likely.read(door, rng)
@@ -90,6 +98,17 @@ def _single(inside: Members) -> Reading:
     sentence = tuple(here[0] for here in inside.tokens)
     notes = {"tests": float(inside.tests), "nearest": inside.nearest}
     return Reading([sentence], [[True] * len(sentence)], notes=notes)
+
+
+def _closed(sentence: Sentence, closing: Sentence) -> Sentence:
+    return sentence if sentence[len(sentence) - len(closing) :] == closing else (*sentence, *closing)
+
+
+def _next(rows: Tensor) -> Tensor:
+    """The token that follows each, and none after the last."""
+    follows = rows.roll(-1, 1)
+    follows[:, -1] = NOTHING
+    return follows.masked_fill(follows == NOTHING, NO_LABEL)
 
 
 def _altered(door: Entrance) -> bool:
