@@ -32,9 +32,10 @@ class Use(NamedTuple):
 class Tap(TorchFunctionMode):
     """Follows linear layers, normalisations and look-ups; any other use of a parameter is remembered as strange."""
 
-    def __init__(self, params: Params, until: frozenset[str] = frozenset()) -> None:
+    def __init__(self, params: Params, until: frozenset[str] = frozenset(), twice: bool = False) -> None:
+        """Stop when all of `until` have been seen; `twice`: what is computed will be differentiated twice."""
         super().__init__()
-        self.until = until
+        self.until, self.twice = until, twice
         self.names = {id(value): name for name, value in params.items()}
         self.uses: dict[str, list[Use]] = {}
         self.outputs: list[Tensor] = []
@@ -92,7 +93,7 @@ def _layer_norm(
 
 
 def _gelu(tap: Tap, x: Tensor, approximate: str = "none") -> Tensor:
-    return gelu(x) if approximate == "none" else F.gelu(x, approximate=approximate)
+    return gelu(x) if tap.twice and approximate == "none" else F.gelu(x, approximate=approximate)
 
 
 def _embedding(tap: Tap, ids: Tensor, weight: Tensor, *more: Any, **options: Any) -> Tensor:
@@ -128,7 +129,7 @@ def tapped(loss: Callable[[Params], Tensor], params: Params, lanes: int) -> dict
     wanted = torch.is_grad_enabled()
     leaves = {name: value.detach() for name, value in params.items()}
     with torch.enable_grad():
-        tap = Tap(leaves)
+        tap = Tap(leaves, twice=wanted)
         with tap:
             value = loss(leaves)
         if tap.strange:
