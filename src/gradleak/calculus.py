@@ -14,8 +14,6 @@ from gradleak.types import Batch, Params, Replay, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
 _factored_lanes: ContextVar[int] = ContextVar("factored_lanes", default=0)
-
-
 _question: ContextVar[Callable[[Callable[[Params], Tensor], Params], object] | None] = ContextVar("asked", default=None)
 
 

@@ -20,7 +20,6 @@ REFUSALS = (Untapped, RuntimeError, NotImplementedError, TypeError, AttributeErr
 CLOSE = 1e-7
 """Squared relative difference from the plain replay up to which a fast way is the same thing but for rounding."""
 
-
 SHAKE, MORE = 1e-6, 4.0
 """A relative change of the input that is nothing but rounding, and how much more than it a fast way may make."""
 

@@ -3,7 +3,7 @@
 import torch
 
 from gradleak.rng import Rng
-from gradleak.types import Batch, Observation, Vocabulary
+from gradleak.types import Batch, Observation, Vocabulary, following
 
 LENGTH = 12
 """Tokens of a made-up sentence, where the model reads as many."""
@@ -29,7 +29,5 @@ def _sentences(seen: Observation, words: Vocabulary, count: int, rng: Rng) -> Ba
     tokens[:, : len(words.opening)] = torch.tensor(words.opening, dtype=tokens.dtype)
     if words.closing:
         tokens[:, -len(words.closing) :] = torch.tensor(words.closing, dtype=tokens.dtype)
-    # As many classes as tokens: a language model, whose labels are the tokens that follow, and none at the end.
-    follows = seen.classes == len(words.table)
-    y = tokens.roll(-1, 1).index_fill(1, torch.tensor([length - 1]), -100) if follows else _labels(seen, count, rng)
+    y = following(tokens) if seen.next_word else _labels(seen, count, rng)
     return Batch(words.table[tokens], y, {"mask": torch.ones_like(tokens), "ids": tokens})

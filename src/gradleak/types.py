@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from gradleak.rng import Rng
@@ -15,6 +16,15 @@ Update = Mapping[str, Tensor]
 
 NOTHING = -1
 """In a row of tokens: no token here."""
+
+NO_LABEL = -100
+"""Where a language model has no next token to predict."""
+
+
+def following(readings: Tensor) -> Tensor:
+    """A language model's labels: at each place of a row the token that follows, and none where none does."""
+    after = torch.cat([readings[:, 1:], torch.full_like(readings[:, :1], NOTHING)], 1)
+    return after.masked_fill(after == NOTHING, NO_LABEL)
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,11 @@ class Observation:
     """Of the model's tokens; none where the data are images."""
     sites: Callable[[Batch], tuple[Site, ...]] = _no_sites
     """Where the model drops on such a batch; none if the client does not drop."""
+
+    @property
+    def next_word(self) -> bool:
+        """Whether the model predicts words: its labels are then the sentences themselves, one a place."""
+        return self.vocabulary is not None and self.classes == len(self.vocabulary.table)
 
 
 @dataclass(frozen=True)

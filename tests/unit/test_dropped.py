@@ -95,10 +95,11 @@ def test_attention_ties_sentences_together_without_dropout_too(scene) -> None:
     played = scene(3, QUIET, trial=2)
     door = entrance(played.seen)
     x, rows, places = inputs(played, door)
+    how = attention(door)
     # What opens all sentences is one vector here: its changes are a sum, and it belongs to none.
     alone = [i for i in range(len(x)) if float((x - x[i]).norm(dim=1).sort().values[1]) > 1e-6]
     whole = torch.cat([x[alone], x[:1]])
-    ties = affinity(door, whole, *deltas(door, whole))
+    ties = affinity(door, whole, *deltas(door, whole, how), how)
     assert torch.equal(ties, ties.mT)
     ties, rows, places = ties[: len(alone), : len(alone)], rows[alone], places[alone]
     same = (rows[:, None] == rows) & ~torch.eye(len(rows), dtype=torch.bool)

@@ -148,7 +148,7 @@ def test_lanes_equal_one_replay_at_a_time(play, task: str, client: str) -> None:
     assert lanes.way == "at once"
     stacked = lanes(x, y)
     # A second local step of a net of random weights makes much of the first one's rounding, which machines differ in.
-    close = 0.03 if "local_steps" in client else 1e-3
+    close = 0.03 if "local_steps" in client and "resnet" in task else 1e-3
     for lane in range(3):
         alone = seen.replay(Batch(x[lane], y[lane]))
         assert distance({k: v[lane] for k, v in stacked.items()}, alone).l2 < close

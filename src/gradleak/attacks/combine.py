@@ -124,11 +124,13 @@ def _packed(name: str, guess: Guess | None) -> dict[str, torch.Tensor]:
     if guess is None:
         return {}
     extra = {f"{name}.extra.{k}": v for k, v in guess.batch.extra.items()}
-    return {f"{name}.x": guess.batch.x, f"{name}.y": guess.batch.y, f"{name}.reading": guess.reading, **extra}
+    proven = {} if guess.certain is None else {f"{name}.certain": guess.certain}
+    return {f"{name}.x": guess.batch.x, f"{name}.y": guess.batch.y, f"{name}.reading": guess.reading, **proven, **extra}
 
 
 def _unpacked(name: str, state: Mapping[str, torch.Tensor]) -> Guess | None:
     if f"{name}.x" not in state:
         return None
     extra = {k.removeprefix(f"{name}.extra."): v for k, v in state.items() if k.startswith(f"{name}.extra.")}
-    return Guess(Batch(state[f"{name}.x"], state[f"{name}.y"], extra), state[f"{name}.reading"])
+    return Guess(Batch(state[f"{name}.x"], state[f"{name}.y"], extra), state[f"{name}.reading"],
+                 certain=state.get(f"{name}.certain"))

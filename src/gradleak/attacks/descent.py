@@ -78,7 +78,7 @@ class Descent:
         return round(self.steps * self.lanes * self.optimiser.per_step)
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
-        if seen.vocabulary is not None and seen.classes == len(seen.vocabulary.table):
+        if seen.next_word:
             raise Unsuited("the model predicts words, so that its labels are the sentences themselves; this attack "
                            "reads what a classifier was given, as in model=minilm")
         run = Matching(self, seen, self.labels.read(seen, rng / "labels"), rng)

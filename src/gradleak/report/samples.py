@@ -65,8 +65,9 @@ def _readings(record: dict[str, Any], folder: CellDir) -> list[Found]:
     reading, certain = kept.get("reading"), kept.get("certain")
     if reading is None or reading.ndim != (4 if reading.is_floating_point() else 2):
         return []
-    fits = certain is not None and certain.shape == reading.shape
-    return [Found(reading[i], certain[i] if fits and certain is not None else None) for i in record["match"]]
+    if certain is None or certain.shape != reading.shape:
+        return [Found(reading[i], None) for i in record["match"]]
+    return [Found(reading[i], certain[i]) for i in record["match"]]
 
 
 def _seen(cell: Cell, ids: Sequence[int], images: bool, show_truth: bool) -> tuple[Eye, list[Look]]:

@@ -11,17 +11,13 @@ from torch.nn.utils.rnn import pad_sequence
 from gradleak.errors import UsageError
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Batch, Know, Secret, Vocabulary
+from gradleak.types import NOTHING, Batch, Know, Secret, Vocabulary, following
 from gradleak.world.corpora import Corpus, Sentences, Texts
 from gradleak.world.language import Language, LanguageModel, MiniLm
 from gradleak.world.learner import Learner
 from gradleak.world.task import World, accuracy, hard_half, train
 
 Freeze = Literal["frozen", "trained"]
-
-NO_LABEL = -100
-"""Where a language model has no next token to predict."""
-
 
 @dataclass(frozen=True)
 class Passages:
@@ -43,14 +39,8 @@ class Passages:
         there = readings != NOTHING
         tokens = readings.where(there, torch.tensor(pad or 0))
         extra = {"mask": there.long()} | ({"ids": tokens} if self.named else {})
-        labels = _next(readings) if self.causal else self.y[list(ids)]
+        labels = following(readings) if self.causal else self.y[list(ids)]
         return Secret(readings, labels, tuple(ids), Batch(table[tokens], labels, extra))
-
-
-def _next(readings: Tensor) -> Tensor:
-    """At each place the token that follows, and no label where none does."""
-    after = torch.cat([readings[:, 1:], torch.full_like(readings[:, :1], NOTHING)], 1)
-    return after.where(after != NOTHING, torch.tensor(NO_LABEL))
 
 
 @dataclass(frozen=True)

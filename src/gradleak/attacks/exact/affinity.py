@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.calculus import layout
+from gradleak.attacks.exact.span import oriented
 from gradleak.errors import Unsuited
-from gradleak.probe import probe
 from gradleak.rng import Rng
 from gradleak.tap import Layer
 
@@ -79,19 +78,17 @@ def outcome(door: Entrance, layer: Layer, x: Tensor) -> Tensor:
     return out if bias is None else out + bias.detach().double()
 
 
-def deltas(door: Entrance, x: Tensor, how: Attention | None = None) -> tuple[Tensor, Tensor]:
+def deltas(door: Entrance, x: Tensor, how: Attention) -> tuple[Tensor, Tensor]:
     """How the loss changes with each token's query and key (T x d each), when x (T x d) is all that the layers were
     given."""
-    how = how or attention(door)
     inverse = torch.linalg.pinv(x.double())
-    query, key = ((inverse.mT @ _gradient(door, layer).mT) for layer in (how.query, how.key))
+    query, key = ((inverse.mT @ oriented(door.seen.update, layer).mT) for layer in (how.query, how.key))
     return query, key
 
 
-def affinity(door: Entrance, x: Tensor, dq: Tensor, dk: Tensor, how: Attention | None = None) -> Tensor:
+def affinity(door: Entrance, x: Tensor, dq: Tensor, dk: Tensor, how: Attention) -> Tensor:
     """How strongly every two tokens are tied (T x T, symmetric). Rows of x are what the layers were given, those of dq
     and dk how the loss changes with the queries and keys made of them."""
-    how = how or attention(door)
     keys, queries = (how.split(outcome(door, layer, x)) for layer in (how.key, how.query))
     ties = _neighbours(how.split(dq.double()), keys, True) + _neighbours(how.split(dk.double()), queries, False)
     return ties + ties.mT
@@ -129,8 +126,7 @@ def _focused(targets: Tensor, parts: Tensor) -> Tensor:
 
 def _behind(door: Entrance) -> Layer:
     """The layer that attention's mix is given to."""
-    groups = layout(door.seen.replay, probe(door.seen, 1, Rng(0)))
-    after = groups[groups.index(door.first) + 1 :]
+    after = door.groups[door.groups.index(door.first) + 1 :]
     if not after:
         raise Unsuited("no layer lies behind the first ones")
     return after[0][0]
@@ -154,12 +150,6 @@ def _weights(queries: Tensor, keys: Tensor, heads: int) -> Tensor:
     """How much of the second token the second token sees (n x H)."""
     q, k = (part.reshape(len(part), 2, heads, -1) for part in (queries, keys))
     return torch.sigmoid((q[:, 1] * (k[:, 1] - k[:, 0])).sum(-1) / q.shape[-1] ** 0.5)
-
-
-def _gradient(door: Entrance, layer: Layer) -> Tensor:
-    """Outputs x inputs."""
-    value = door.seen.update[layer.name].double()
-    return value.mT if layer.flipped else value
 
 
 def _relative(one: Tensor, other: Tensor) -> float:

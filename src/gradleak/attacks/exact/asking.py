@@ -11,7 +11,7 @@ def reached(seen: Observation, x: Tensor, *names: str) -> list[Tensor]:
     """What the named layers are given when word embeddings (n x L x d) come in: n x L x inputs each, in float64."""
     count, length = x.shape[:2]
     labels = torch.zeros(count, dtype=torch.long, device=x.device)
-    if seen.vocabulary is not None and seen.classes == len(seen.vocabulary.table):  # a label a place
+    if seen.next_word:  # a label a place
         labels = labels[:, None].expand(count, length)
     mask = torch.ones(count, length, dtype=torch.long, device=x.device)
     found = peek(seen.replay, Batch(x, labels, {"mask": mask}), *names)

@@ -3,19 +3,19 @@ everything it sends to the deeper layers lies in their spans."""
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradleak.attacks.exact.affinity import affinity
+from gradleak.attacks.exact.affinity import Attention, affinity, attention
 from gradleak.attacks.exact.entrance import Entrance
+from gradleak.attacks.exact.left import Left
 from gradleak.attacks.exact.reading import Sentence
-from gradleak.attacks.exact.span import Span
+from gradleak.attacks.exact.span import oriented
 from gradleak.attacks.exact.transport import Shares, shares
 from gradleak.rng import Rng
-from gradleak.tap import Layer
 
 FITS = 2e-4
 """Every token of a true sentence reaches the deeper layers at most this far outside their span."""
@@ -34,28 +34,16 @@ STALE = 1 / 4
 """The share of the remaining sentences after which what belongs together is worked out anew."""
 
 
-class Batch(Protocol):
-    """What is left of an update, as far as a search must know."""
-
-    middle: Span
-    deep: Span
-    tokens: int
-
-    def stack(self, group: tuple[Layer, ...]) -> Tensor: ...
-
-    def prove(self, sentence: Sentence) -> int | None: ...
-
-
 class Assembly:
     """Looks for one sentence after the other; remembers near misses."""
 
     def __init__(self, door: Entrance, rng: Rng) -> None:
-        self.door, self.rng = door, rng.numpy()
+        self.door, self.how, self.rng = door, attention(door), rng.numpy()
         self.missed: dict[Sentence, float] = {}
         self.board: _Board | None = None
         self.fresh_at = 0
 
-    def next(self, left: Batch, tokens: list[list[int]]) -> tuple[Sentence, int] | None:
+    def next(self, left: Left, tokens: list[list[int]]) -> tuple[Sentence, int] | None:
         """A sentence made of these tokens that fits and can be proven, with its label."""
         if not tokens:
             return None
@@ -65,11 +53,11 @@ class Assembly:
             if found is not None:
                 return found
         known = shares(self.door.atoms, left.stack(self.door.first), tokens)
-        self.board = _Board(self.door, left, known, _bonds(self.door, known), tokens, self.rng)
+        self.board = _Board(self.door, left, known, _bonds(self.door, self.how, known), tokens, self.rng)
         self.fresh_at = left.tokens
         return self._found(self.board, left, ROUNDS)
 
-    def _found(self, board: "_Board", left: Batch, rounds: int) -> tuple[Sentence, int] | None:
+    def _found(self, board: "_Board", left: Left, rounds: int) -> tuple[Sentence, int] | None:
         for number in range(rounds):
             for sentence, off in board.tried(number):
                 label = left.prove(sentence) if off < FITS and self.missed.get(sentence) != off else None
@@ -98,7 +86,7 @@ class _Bonds(NamedTuple):
     strength: np.ndarray
 
 
-def _bonds(door: Entrance, known: Shares) -> _Bonds:
+def _bonds(door: Entrance, how: Attention, known: Shares) -> _Bonds:
     """Of the pairs that carry weight."""
     size = known.deltas.norm(dim=1)
     heavy = (known.of_token > 0.10) | (known.of_place > 0.06)
@@ -106,8 +94,9 @@ def _bonds(door: Entrance, known: Shares) -> _Bonds:
     pairs = [known.pairs[i] for i in kept]
     deltas = known.deltas[kept] / size[kept][:, None].clamp_min(1e-300)
     x = door.atoms.vectors(torch.tensor([t for t, _ in pairs]), torch.tensor([p for _, p in pairs]))
-    width = door.atoms.width
-    return _Bonds(pairs, affinity(door, x, deltas[:, :width], deltas[:, width : 2 * width]).numpy())
+    parts = deltas.split([len(oriented(door.seen.update, layer)) for layer in door.first], 1)
+    query, key = (parts[door.first.index(layer)] for layer in (how.query, how.key))
+    return _Bonds(pairs, affinity(door, x, query, key, how).numpy())
 
 
 class _Drafts(NamedTuple):
@@ -122,7 +111,7 @@ class _Board:
     """What is known about a batch while one of its sentences is looked for."""
 
     def __init__(
-        self, door: Entrance, left: Batch, known: Shares, bonds: _Bonds, tokens: list[list[int]],
+        self, door: Entrance, left: Left, known: Shares, bonds: _Bonds, tokens: list[list[int]],
         rng: np.random.Generator,
     ) -> None:
         self.door, self.known, self.tokens, self.rng = door, known, tokens, rng
@@ -133,7 +122,7 @@ class _Board:
         self.pairs, self.bonds = bonds
         self.number = {pair: number for number, pair in enumerate(self.pairs)}
 
-    def narrowed(self, left: Batch, tokens: list[list[int]]) -> "_Board":
+    def narrowed(self, left: Left, tokens: list[list[int]]) -> "_Board":
         """The same for what is left after a sentence was found."""
         still = {(token, place) for place, here in enumerate(tokens) for token in here}
         kept = [number for number, pair in enumerate(self.pairs) if pair in still]

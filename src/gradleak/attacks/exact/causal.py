@@ -5,7 +5,7 @@ import torch
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.members import Members
 from gradleak.attacks.exact.reading import Reading, Sentence
-from gradleak.attacks.exact.span import Span, span, stacked
+from gradleak.attacks.exact.span import Span
 from gradleak.types import Vocabulary
 
 LOOSE = 1e-3
@@ -26,7 +26,7 @@ def is_causal(door: Entrance) -> bool:
 def read(door: Entrance, inside: Members, count: int) -> Reading:
     """Every prefix that fits is made longer by every token that may stand in the next place; those that nothing can
     make longer are sentences."""
-    deep = span(stacked(door.seen.update, door.witness))
+    deep = door.deep
     if not deep.clean:
         return Reading([], [])
     places = [inside.tokens[0]] * door.places if door.atoms.placeless else inside.tokens

@@ -10,6 +10,7 @@ from gradleak.attacks.exact.asking import reached
 from gradleak.attacks.exact.dictionary import Dictionary, dictionary
 from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.exact.span import Span, span, stacked
+from gradleak.attacks.parts.tokens import embed, looks_up
 from gradleak.calculus import layout
 from gradleak.errors import Unsuited
 from gradleak.probe import probe
@@ -23,11 +24,12 @@ PLACES = 128
 
 @dataclass(frozen=True)
 class Entrance:
-    """The first layers, in the order of use: those given the words themselves (`first`), the layer behind attention
-    (`middle`), and the next layers like the first (`second`); each a group that is given one input."""
+    """All layers (`groups`, each given one input) in the order of use; of those in the update, the ones given the words
+    themselves (`first`), the one behind attention (`middle`), and the next ones like the first (`second`)."""
 
     seen: Observation
     vocabulary: Vocabulary
+    groups: list[tuple[Layer, ...]]
     first: tuple[Layer, ...]
     middle: tuple[Layer, ...]
     second: tuple[Layer, ...]
@@ -42,14 +44,22 @@ class Entrance:
         return span(stacked(self.seen.update, self.first))
 
     @cached_property
-    def witness(self) -> tuple[Layer, ...]:
-        """The layers that tell whole sentences: the second ones, unless they are the last, where only the token that is
-        classified asks and most directions are missing; then the one before."""
+    def _deep(self) -> tuple[tuple[Layer, ...], Span]:
         groups = [group for group in (self.second, self.middle) if group]
         if not groups:
             raise Unsuited("the model has one layer only: nothing in its update tells which tokens stood together")
-        ranks = [span(stacked(self.seen.update, group)).rank for group in groups]
-        return groups[ranks.index(max(ranks))]
+        return max(((group, span(stacked(self.seen.update, group))) for group in groups), key=lambda one: one[1].rank)
+
+    @property
+    def witness(self) -> tuple[Layer, ...]:
+        """The layers that tell whole sentences: the second ones, unless they are the last, where only the token that is
+        classified asks and most directions are missing; then the one before."""
+        return self._deep[0]
+
+    @property
+    def deep(self) -> Span:
+        """Of what the witness is given."""
+        return self._deep[1]
 
     @property
     def places(self) -> int:
@@ -76,13 +86,10 @@ class Entrance:
         """Sentences as a batch to replay, and as rows of tokens."""
         longest = max(map(len, sentences))
         rows = torch.tensor([[*each, *[NOTHING] * (longest - len(each))] for each in sentences])
-        mask = rows != NOTHING
-        pad = self.vocabulary.pad
-        ids = torch.where(mask, rows, 0 if pad is None else pad)
-        extra = {"mask": mask.long()}
-        if any(value.shape == self.vocabulary.table.shape for value in self.seen.params.values()):
-            extra["ids"] = ids
-        return Batch(self.vocabulary.table[ids] * (mask[..., None] if pad is None else 1), labels, extra), rows
+        extra = {"mask": (rows != NOTHING).long()}
+        if looks_up(self.seen, self.vocabulary):
+            extra["ids"] = rows.where(rows != NOTHING, self.vocabulary.pad or 0)
+        return Batch(embed(self.vocabulary, rows), labels, extra), rows
 
 
 def entrance(seen: Observation) -> Entrance:
@@ -93,14 +100,14 @@ def entrance(seen: Observation) -> Entrance:
         groups = layout(seen.replay, probe(seen, 1, Rng(0)))
     except Untapped as reason:
         raise Unsuited(f"the model's layers cannot be told apart: {reason}") from None
-    groups = [group for group in groups if all(layer.name in seen.update for layer in group)]
-    if not groups:
+    sent = [group for group in groups if all(layer.name in seen.update for layer in group)]
+    if not sent:
         raise Unsuited("the update has no linear layer to look at")
-    shapes = [sorted(tuple(seen.params[layer.name].shape) for layer in group) for group in groups]
+    shapes = [sorted(tuple(seen.params[layer.name].shape) for layer in group) for group in sent]
     again = shapes.index(shapes[0], 1) if shapes[0] in shapes[1:] else None
     width = seen.vocabulary.table.shape[1]
-    between = [group for group in groups[1:again] if _inputs(seen, group[0]) == width][-1:] if again else []
-    return Entrance(seen, seen.vocabulary, groups[0], between[0] if between else (), groups[again] if again else ())
+    between = [group for group in sent[1:again] if _inputs(seen, group[0]) == width][-1:] if again else []
+    return Entrance(seen, seen.vocabulary, groups, sent[0], between[0] if between else (), sent[again] if again else ())
 
 
 def _inputs(seen: Observation, layer: Layer) -> int:

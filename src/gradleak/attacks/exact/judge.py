@@ -13,7 +13,7 @@ from gradleak.attacks.scoring import Scoring
 from gradleak.factored import Reference
 from gradleak.lanes import Lanes
 from gradleak.products import Products
-from gradleak.types import Know
+from gradleak.types import Know, following
 
 MANY = 16
 """Classes up to which all are tried."""
@@ -55,7 +55,7 @@ class Judge:
     def first(self, sentences: Sequence[Sentence]) -> tuple[int | None, list[float]]:
         """The label (none for a language model, which labels itself) and the sentences' scores under it."""
         seen = self.door.seen
-        if seen.classes == len(self.door.vocabulary.table):
+        if seen.next_word:
             return None, [self([each], None)[0] for each in sentences]
         told = seen.facts.get(Know.LABELS)
         labels = [int(told.flatten()[0])] if isinstance(told, Tensor) else list(range(min(seen.classes, MANY)))
@@ -66,7 +66,7 @@ class Judge:
     def _laid(self, sentences: Sequence[Sentence], label: int | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Each sentence as a batch of its own, side by side."""
         batch, rows = self.door.told(list(sentences), torch.full((len(sentences),), label or 0))
-        y = batch.y if label is not None else rows.roll(-1, 1).index_fill(1, torch.tensor([rows.shape[1] - 1]), -100)
+        y = following(rows) if label is None else batch.y
         return batch.x[:, None], y[:, None], {name: value[:, None] for name, value in batch.extra.items()}
 
     def _replay(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Lanes:

@@ -17,6 +17,7 @@ from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import Judge
 from gradleak.attacks.exact.reading import Reading, Sentence
+from gradleak.attacks.exact.span import oriented, triangle
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import Know
@@ -88,14 +89,14 @@ def noisy(parts: Sequence[Tensor], doubt: float = 0.0) -> Noisy:
     rank = 0
     for _ in range(3):
         stack = torch.cat(parts)
-        _, values, rows = torch.linalg.svd(torch.linalg.qr(stack, mode="r").R)
+        _, values, axes = torch.linalg.svd(triangle(stack))
         rank = risen(values, len(stack))
-        rest = rows[min(rank, len(rows) // 4) :]
+        rest = axes[min(rank, len(axes) // 4) :]
         noise = [(part @ rest.mT).norm() / size + 1e-9 * part.norm() for part, size in zip(parts, sent, strict=True)]
         parts = [part / level for part, level in zip(parts, noise, strict=True)]
     stack = torch.cat(parts)
     if doubt:  # what was filled in has no noise of its own to stand out of
-        rank = int((torch.linalg.svdvals(stack) > doubt * stack.norm() / len(rows) ** 0.5).sum())
+        rank = int((torch.linalg.svdvals(stack) > doubt * stack.norm() / stack.shape[1] ** 0.5).sum())
     return Noisy(stack, rank, doubt)
 
 
@@ -132,16 +133,11 @@ def read(door: Entrance, rng: Rng) -> Reading:
 
 def hearings(door: Entrance, rng: Rng) -> list[Noisy]:
     """The first layers' gradients as they were sent; and completed, where entries were left out."""
-    parts = [_rows(door, layer.name, layer.flipped) for layer in door.first]
+    parts = [oriented(door.seen.update, layer) for layer in door.first]
     found = [noisy(parts)]
     if any(pruned(part) for part in parts):
         found.append(noisy(*completed(parts, rng / "held out")))
     return found
-
-
-def _rows(door: Entrance, name: str, flipped: bool) -> Tensor:
-    value = door.seen.update[name].double()
-    return value.mT if flipped else value
 
 
 class Search:

@@ -24,13 +24,8 @@ class Linear:
     images, come first.
     """
 
-    @property
-    def needs(self) -> frozenset[Know]:
-        return frozenset({Know.COUNT})
-
-    @property
-    def evaluations(self) -> int:
-        return 1
+    needs = frozenset({Know.COUNT})
+    evaluations = 1
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         weight, bias = _first_layer(seen)

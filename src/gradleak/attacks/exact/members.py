@@ -6,15 +6,11 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.span import Span
 from gradleak.attacks.parts.tokens import allowed
 
 INSIDE = 3e-5
 """The share of a vector's length outside the span up to which it is inside: true ones have 1e-7 to 1e-6, by rounding;
 others a tenth and more, until tokens come near the number of dimensions."""
-
-DOUBTFUL = 0.05
-"""A vector this near that is not inside: the span is then too full to tell."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +23,14 @@ class Members:
     nearest: float
 
     @property
-    def sure(self) -> bool:
-        """Whether inside and outside are worlds apart, so that a member is proven."""
-        return self.nearest > DOUBTFUL
-
-    @property
     def pairs(self) -> list[tuple[int, int]]:
         """(token, place), by place."""
         return [(token, place) for place, tokens in enumerate(self.tokens) for token in tokens]
 
 
-def members(door: Entrance, within: Span | None = None) -> Members:
+def members(door: Entrance) -> Members:
     """Test the whole vocabulary, place after place, until one has nobody inside."""
-    within = door.span if within is None else within
-    atoms, can = door.atoms, _allowed(door)
+    within, atoms, can = door.span, door.atoms, _allowed(door)
     thin = within.rank <= atoms.width // 2
     along = atoms.along(within.basis if thin else within.rest)
     found: list[list[int]] = []

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded, embedded
 from gradleak.attacks.exact.separation import across, separated
+from gradleak.attacks.exact.span import together, triangle
 from gradleak.attacks.exact.uncertain import explanations, least_squares
 from gradleak.attacks.exact.watched import Call, watched
 from gradleak.attacks.parts.labels import count, head
@@ -57,8 +58,7 @@ def attention_span(form: Embedded) -> Span:
     sent = [part.gradient for part in (form.query, form.key, form.value) if part.gradient is not None]
     if not sent:
         raise Unsuited("patches needs the gradient of the first query, key or value layer; all are frozen")
-    stack = torch.cat([part / part.norm().clamp_min(1e-300) for part in sent])
-    _, sizes, directions = torch.linalg.svd(torch.linalg.qr(stack, mode="r").R, full_matrices=True)
+    _, sizes, directions = torch.linalg.svd(triangle(together(sent)), full_matrices=True)
     return Span(torch.nn.functional.pad(sizes, (0, len(directions) - len(sizes))), directions)
 
 
@@ -129,13 +129,8 @@ class Patches:
     """Every linear layer's gradient is made of its inputs. The first attention layers of a vision transformer are given
     one vector a patch, a known function of it: which patch it was is a small linear system a place."""
 
-    @property
-    def needs(self) -> frozenset[Know]:
-        return frozenset({Know.COUNT})
-
-    @property
-    def evaluations(self) -> int:
-        return 12
+    needs = frozenset({Know.COUNT})
+    evaluations = 12
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         with one_thread():

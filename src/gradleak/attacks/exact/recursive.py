@@ -104,13 +104,8 @@ class Recursive:
     each equation weighed by how exact it is.
     """
 
-    @property
-    def needs(self) -> frozenset[Know]:
-        return frozenset({Know.COUNT})
-
-    @property
-    def evaluations(self) -> int:
-        return 1
+    needs = frozenset({Know.COUNT})
+    evaluations = 1
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         with one_thread():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded
+from gradleak.attacks.exact.span import together
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 
@@ -78,8 +79,7 @@ def _coordinates(form: Embedded, directions: Tensor) -> tuple[Tensor, Tensor]:
     kept = across(directions @ form.fixed.T)
     frame = directions.T @ kept
     sent = [part.gradient for part in (form.query, form.key, form.value) if part.gradient is not None]
-    stack = torch.cat([part / part.norm().clamp_min(1e-300) for part in sent]) @ frame
-    _, sizes, axes = torch.linalg.svd(stack, full_matrices=False)
+    _, sizes, axes = torch.linalg.svd(together(sent) @ frame, full_matrices=False)
     stretch = sizes.clamp_min(1e-10 * float(sizes[0])).sqrt()
     return frame @ axes.T, stretch / stretch.max()
 

@@ -47,10 +47,19 @@ class Span:
         return (x @ self.rest).square().sum(-1).sqrt() / x.square().sum(-1).sqrt().clamp_min(1e-300)
 
 
-def stacked(update: Update, layers: Sequence[Layer]) -> Tensor:
-    """The gradients of layers with one input, one below the other (outputs x inputs), each of length one."""
-    parts = [update[layer.name].double().mT if layer.flipped else update[layer.name].double() for layer in layers]
+def oriented(update: Update, layer: Layer) -> Tensor:
+    """A layer's gradient, outputs x inputs, in float64."""
+    return update[layer.name].double().mT if layer.flipped else update[layer.name].double()
+
+
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Gradients of layers with one input, one below the other, each of length one."""
     return torch.cat([part / part.norm().clamp_min(1e-300) for part in parts])
+
+
+def stacked(update: Update, layers: Sequence[Layer]) -> Tensor:
+    """The gradients of layers with one input together (outputs x inputs)."""
+    return together([oriented(update, layer) for layer in layers])
 
 
 def triangle(matrix: Tensor) -> Tensor:
@@ -62,11 +71,11 @@ def triangle(matrix: Tensor) -> Tensor:
 def span(matrix: Tensor, rank: int | None = None, top: float | None = None) -> Span:
     """The space of a gradient's rows; `rank` if it is known. `top` is the largest singular value that rounding was
     made beside, where it is no longer in the matrix."""
-    _, values, rows = torch.linalg.svd(triangle(matrix), full_matrices=True)
+    _, values, axes = torch.linalg.svd(triangle(matrix), full_matrices=True)
     r, clean = _rank(values, float(values[0]) if top is None else top)
-    values = torch.nn.functional.pad(values, (0, len(rows) - len(values)))
+    values = torch.nn.functional.pad(values, (0, len(axes) - len(values)))
     r = r if rank is None else rank
-    return Span(rows[:r].mT.contiguous(), rows[r:].mT.contiguous(), values, clean)
+    return Span(axes[:r].mT.contiguous(), axes[r:].mT.contiguous(), values, clean)
 
 
 def _rank(values: Tensor, top: float) -> tuple[int, bool]:

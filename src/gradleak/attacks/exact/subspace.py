@@ -15,15 +15,10 @@ from gradleak.attacks.exact.patches import Patches
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.span import span, stacked
 from gradleak.attacks.parts.labels import Known, count
-from gradleak.calculus import layout
 from gradleak.errors import Unsuited
-from gradleak.probe import probe
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Guess, Know, Observation
-
-NO_LABEL = -100
-"""What the loss leaves out."""
+from gradleak.types import Guess, Know, Observation, following
 
 LATE, WIDE = 6, 8
 """So many of the last layers are looked at, those with so many inputs and outputs."""
@@ -48,13 +43,8 @@ def subspace() -> ByKind:
 class Words:
     """The text half."""
 
-    @property
-    def needs(self) -> frozenset[Know]:
-        return frozenset({Know.COUNT})
-
-    @property
-    def evaluations(self) -> int:
-        return 100
+    needs = frozenset({Know.COUNT})
+    evaluations = 100
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         door, n = entrance(seen), count(seen)
@@ -63,10 +53,10 @@ class Words:
             raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or the "
                            "deeper layers' gradients have more tokens than dimensions; audit smaller batches")
         sentences = [*reading.sentences, *[door.empty] * (n - len(reading.sentences))]
-        if seen.classes == len(door.vocabulary.table):  # it says the next word: the last one is never read, only said
+        if seen.next_word:  # its last word is never read, only said
             sentences = [_closed(sentence, door.vocabulary.closing) for sentence in sentences]
             batch, rows = door.told(sentences, torch.zeros(n, dtype=torch.long))
-            batch = replace(batch, y=_next(rows))
+            batch = replace(batch, y=following(rows))
         else:
             batch, rows = door.told(sentences, _labels(door, sentences, reading, rng))
         certain = torch.zeros(rows.shape, dtype=torch.bool)
@@ -104,13 +94,6 @@ def _closed(sentence: Sentence, closing: Sentence) -> Sentence:
     return sentence if sentence[len(sentence) - len(closing) :] == closing else (*sentence, *closing)
 
 
-def _next(rows: Tensor) -> Tensor:
-    """The token that follows each, and none after the last."""
-    follows = rows.roll(-1, 1)
-    follows[:, -1] = NOTHING
-    return follows.masked_fill(follows == NOTHING, NO_LABEL)
-
-
 def _altered(door: Entrance) -> bool:
     """Whether the first layer's entries were left out or rounded: a gradient of words has hardly two alike."""
     entries = door.seen.update[door.first[0].name].flatten()[:SAMPLE].abs()
@@ -119,8 +102,8 @@ def _altered(door: Entrance) -> bool:
 
 def _clean_late(door: Entrance) -> bool:
     """Whether some late layer's gradient still has a sure rank, which noise would have filled up."""
-    update, groups = door.seen.update, layout(door.seen.replay, probe(door.seen, 1, Rng(0)))[1:]
-    groups = [group for group in groups
+    update = door.seen.update
+    groups = [group for group in door.groups[1:]
               if all(layer.name in update and min(update[layer.name].shape) >= WIDE for layer in group)]
     return any(span(stacked(update, group)).clean for group in groups[: -LATE - 1 : -1])
 

@@ -40,7 +40,6 @@ class Blurred:
     spread: Tensor
 
 
-
 def least_squares(system: Tensor, wanted: Tensor) -> Tensor:
     """By singular values: the default way pivots differently from run to run."""
     found: Tensor = torch.linalg.lstsq(system, wanted, driver="gelsd").solution

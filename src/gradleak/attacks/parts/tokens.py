@@ -64,6 +64,17 @@ def allowed(seen: Observation, vocabulary: Vocabulary) -> Tensor:
     return vocabulary.usable
 
 
+def embed(words: Vocabulary, ids: Tensor) -> Tensor:
+    """Rows of the table; where there is no token, the padding's, or nothing where there is no padding."""
+    x = words.table[torch.where(ids == NOTHING, 0 if words.pad is None else words.pad, ids)]
+    return x * (ids != NOTHING)[..., None] if words.pad is None else x
+
+
+def looks_up(seen: Observation, words: Vocabulary) -> bool:
+    """Whether the model's own table is trained, so that replays must know which rows a sentence is made of."""
+    return any(value.shape == words.table.shape for value in seen.params.values())
+
+
 def _granted_masks(seen: Observation, length: int) -> dict[str, Tensor]:
     """What the client dropped, where that was granted; without it replays drop nothing."""
     granted = seen.facts.get(Know.DROPOUT, {})
@@ -82,7 +93,7 @@ class TokenRoom:
         self.tokens = int(self.lengths.sum())
         self.nearest = Nearest(vocabulary, allowed(seen, vocabulary))
         self.norm = self.table[vocabulary.usable].norm(dim=1).mean()
-        self.looks_up = any(value.shape == self.table.shape for value in seen.params.values())
+        self.looks_up = looks_up(seen, vocabulary)
         self.dropped = _granted_masks(seen, self.shape[1])
         place = torch.arange(self.shape[1])
         self.mask = place < self.lengths[:, None]
@@ -112,10 +123,7 @@ class TokenRoom:
         return data.flatten(1)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows of the table; where there is no token, the padding's, or nothing where there is no padding."""
-        pad = self.vocabulary.pad
-        x = self.table[torch.where(ids == NOTHING, 0 if pad is None else pad, ids)]
-        return x * (ids != NOTHING)[..., None] if pad is None else x
+        return embed(self.vocabulary, ids)
 
     def settle(self, data: Tensor) -> Tensor:
         return torch.where(self.inside[..., None], data, self.embed(self.frame))
