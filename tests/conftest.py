@@ -1,6 +1,7 @@
 """What several tests stand on: tiny worlds, and observations made from them."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,16 @@ from gradleak.world.round import Sent, send
 from gradleak.world.task import World
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fits_of_its_own(tmp_path_factory) -> Iterator[None]:
+    """What learned attacks keep must not outlive the tests, nor come from before them."""
+    before = os.environ.get("GRADLEAK_CACHE")
+    os.environ["GRADLEAK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("GRADLEAK_CACHE")
+    os.environ |= {} if before is None else {"GRADLEAK_CACHE": before}
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "ran", "on", "mat", "in",
           "rain", "sun", "is", "was", "good", "bad", "very", "not", "and", "it", "he", "she", "big", "old", "new",

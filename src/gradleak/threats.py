@@ -6,6 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from gradleak.errors import UsageError, did_you_mean
+from gradleak.rng import Rng
 from gradleak.types import Batch, Client, Defense, Facts, Know, Observation, Params, Release, Update
 
 PROTOCOL = frozenset({Know.COUNT, Know.LOCAL_STEPS})
@@ -16,6 +17,12 @@ _PRESETS = {"curious": frozenset[Know](), "informed": frozenset({Know.DEFENSE})}
 
 def _replay(client: Client, params: Params, batch: Batch) -> Update:
     return client(params, batch, None)
+
+
+def _rehearse(client: Client, defense: Defense | None, params: Params, batch: Batch, rng: Rng | None) -> Update:
+    if defense is None:
+        return client(params, batch, rng)
+    return defense.clean(defense.protect(client)(params, batch, rng))
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,14 @@ class Threat:
         params = {name: value.detach().requires_grad_() for name, value in release.params.items()}
         update = {name: value.detach().clone() for name, value in release.update.items()}
         facts = Facts({key: self._told(release, key) for key in self.knows | PROTOCOL if key in release.facts})
-        if Know.DEFENSE in self.knows:
+        known = defense if Know.DEFENSE in self.knows else None
+        rehearse = partial(_rehearse, client, known, params)
+        if known is not None:
             facts.used.add(Know.DEFENSE)
             client = defense.mimic(client, update)
             update = dict(defense.clean(update))
         return Observation(params, update, release.shape, release.classes, partial(_replay, client, params), facts,
-                           release.vocabulary, release.sites)
+                           release.vocabulary, release.sites, rehearse)
 
     def _told(self, release: Release, key: Know) -> object:
         """A fact as this attacker gets it: lengths in the order of the labels would tell of labels not granted."""

@@ -106,6 +106,22 @@ class Secret:
     batch: Batch
 
 
+@dataclass(frozen=True)
+class Public:
+    """Examples that anyone could have, the attacker too: `seen.facts[Know.PUBLIC_DATA]`. None is a private one.
+
+    `readings` are images (N x C x H x W, in [0, 1]), or rows of tokens framed as the model's tokenizer frames them,
+    `NOTHING` past a row's end; `labels` (N) are the model's classes. A language model's public sentences have none:
+    what follows a word is its label.
+    """
+
+    readings: Tensor
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.readings)
+
+
 class Know(Enum):
     """Side knowledge an attacker may be granted."""
 
@@ -144,6 +160,13 @@ class Facts(Mapping[Know, object]):
         return len(self._granted)
 
 
+Rehearse = Callable[[Batch, Rng | None], Update]
+
+
+def _no_rehearsal(batch: Batch, rng: Rng | None) -> Update:
+    raise RuntimeError("this observation was made by hand, without a client to rehearse")
+
+
 def _no_sites(batch: Batch) -> tuple[Site, ...]:
     return ()
 
@@ -175,6 +198,10 @@ class Observation:
     """Of the model's tokens; none where the data are images."""
     sites: Callable[[Batch], tuple[Site, ...]] = _no_sites
     """Where the model drops on such a batch; none if the client does not drop."""
+    rehearse: Rehearse = _no_rehearsal
+    """The client, with its defense as far as that is known, played forward on made-up data: what would have been sent.
+    A learned attack is fitted on it. With a stream everything random is drawn; without one nothing is. (`replay`, by
+    contrast, asks how a candidate explains *this* update: a mask is the one that was read off it.)"""
 
     @property
     def next_word(self) -> bool:

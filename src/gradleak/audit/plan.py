@@ -22,6 +22,8 @@ from gradleak.world.round import GRANTS
 from gradleak.world.task import Task, World
 
 LARGEST_FILE = 1_000_000
+OF_PUBLIC = frozenset({Know.PUBLIC_DATA, Know.TOKEN_FREQUENCIES})
+"""Knowledge that comes of the examples a task calls public."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Cell:
         """Refuse a threat that is granted what this task does not have."""
         there = GRANTS | _task(self.task).grants
         for know in sorted(threat(self.threat).knows - there, key=lambda k: k.value):
-            raise UsageError(f"threat {self.threat!r}: {know.value} cannot be granted here; "
+            more = "" if know not in OF_PUBLIC else "; name the examples in the task, as in public=5000 of its own data"
+            raise UsageError(f"threat {self.threat!r}: {know.value} cannot be granted here{more}; "
                              f"there is {', '.join(sorted(k.value for k in there))}")
 
     def scorers(self) -> list[Metric]:

@@ -187,3 +187,51 @@ class Npz:
         if labels.dtype.kind not in "iu" or labels.min() < 0:
             raise UsageError(f"npz({self.path!r}): {self.y} must hold class numbers from 0")
         return Images(x, torch.from_numpy(labels.astype(np.int64)), tuple(map(str, range(int(labels.max()) + 1))))
+
+
+@register("data", "subset")
+@dataclass(frozen=True)
+class Subset:
+    """So many examples of other data, drawn once and for all: a smaller count is a part of a larger one's."""
+
+    data: Data
+    count: int
+
+    def load(self) -> Images:
+        images = self.data.load()
+        if not 0 < self.count <= len(images.x):
+            raise UsageError(f"subset(count={self.count}): {self.data!r} has {len(images.x)} examples; choose from 1 "
+                             "to as many")
+        rows = (Rng(0) / "subset").permutation(len(images.x))[: self.count]
+        return Images(images.x[rows], images.y[rows], images.classes)
+
+
+@register("data", "halves")
+@dataclass(frozen=True)
+class Halves:
+    """`count` examples of other data: the given `share` from the first half of its classes, the rest from the second.
+
+    share=1 on the private side and less on the public side is a shift between the two.
+    """
+
+    data: Data
+    share: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1 or self.count < 1:
+            raise UsageError(f"{self!r}: the share lies between 0 and 1, the count is at least 1")
+
+    def load(self) -> Images:
+        images = self.data.load()
+        first = images.y < len(images.classes) // 2
+        wanted = round(self.share * self.count)
+        parts = []
+        for half, many in ((first, wanted), (~first, self.count - wanted)):
+            there = half.nonzero().flatten()
+            if many > len(there):
+                raise UsageError(f"{self!r}: one half of the classes has {len(there)} examples, not {many}; "
+                                 "use a smaller count")
+            parts.append(there[(Rng(0) / "halves").permutation(len(there))[:many]])
+        rows = torch.cat(parts)
+        return Images(images.x[rows], images.y[rows], images.classes)

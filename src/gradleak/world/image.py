@@ -11,10 +11,11 @@ from gradleak.errors import UsageError
 from gradleak.metrics.image import blind
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import Batch, Know, Secret
+from gradleak.types import Batch, Know, Public, Secret
 from gradleak.world.data import Data, Images, Photos
 from gradleak.world.learner import Learner
 from gradleak.world.models import LeNet, Model
+from gradleak.world.public import marked, refuse_overlap, set_apart
 from gradleak.world.task import World, accuracy, hard_half, train
 
 
@@ -39,17 +40,23 @@ def flat(secret: Secret) -> Tensor:
 class ImageTask:
     """Image classification. `train` SGD steps on half the data come first; batches are then drawn from the other half.
 
-    draw=loss takes batches from the half of the pool with the highest loss, where updates say most.
+    draw=loss takes batches from the half of the pool with the highest loss, where updates say most. `public` are
+    examples the attacker may hold too, if the threat grants public_data: other data (public=npz('other.npz')), or so
+    many of these, set apart first (public=5000).
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("psnr", "mse", "ssim", "lpips", "label_accuracy")
-    grants: ClassVar[frozenset[Know]] = frozenset({Know.LABELS})
 
     model: Model = field(default_factory=LeNet)
     data: Data = field(default_factory=Photos)
     train: int = 0
     rate: float = 0.05
     draw: Literal["random", "loss"] = "random"
+    public: Data | int | None = None
+
+    @property
+    def grants(self) -> frozenset[Know]:
+        return frozenset({Know.LABELS}) | (frozenset() if self.public is None else frozenset({Know.PUBLIC_DATA}))
 
     def open(self, rng: Rng) -> World:
         images = self.data.load()
@@ -60,9 +67,10 @@ class ImageTask:
             torch.manual_seed((rng / "model").number)
             module = self.model.build(shape, classes)
         check_output(module, self.model, shape, classes)
-        take, pool, right = Pictures(images), torch.arange(len(images.x)), None
+        take, right = Pictures(images), None
+        pool, public = self._apart(images, rng / "public")
         if self.train:
-            order = (rng / "split").permutation(len(pool))
+            order = pool[(rng / "split").permutation(len(pool))]
             seen, pool = order[: len(order) // 2], order[len(order) // 2 :]
             optimiser = torch.optim.SGD(module.parameters(), lr=self.rate, momentum=0.9, weight_decay=5e-4)
             train(module, take, seen, self.train, optimiser, 64, rng / "train")
@@ -70,7 +78,29 @@ class ImageTask:
         learner = Learner(module, shape, classes)
         if self.draw == "loss":
             pool = hard_half(learner, take, pool, 256)
-        return World(learner, pool, right, take, flat)
+        return World(learner, pool, right, take, flat, public=public)
+
+    def _apart(self, images: Images, rng: Rng) -> tuple[Tensor, Public | None]:
+        """The private examples' numbers, and the public examples."""
+        if self.public is None:
+            return torch.arange(len(images.x)), None
+        marks = marked(images.x)
+        if isinstance(self.public, int):
+            chosen, pool = set_apart(marks, self.public, rng)
+            return pool, Public(images.x[chosen], images.y[chosen])
+        other = self.public.load()
+        if other.x.shape[1:] != images.x.shape[1:]:
+            raise UsageError(f"public={self.public!r} has images of {_sides(other.x)}, the private ones are of "
+                             f"{_sides(images.x)}; resize them")
+        if len(other.classes) != len(images.classes):
+            raise UsageError(f"public={self.public!r} has {len(other.classes)} classes, the private data "
+                             f"{len(images.classes)}; use data of the same classes")
+        refuse_overlap(marked(other.x), marks, f"public={self.public!r}")
+        return torch.arange(len(images.x)), Public(other.x, other.y)
+
+
+def _sides(x: Tensor) -> str:
+    return " x ".join(map(str, x.shape[1:]))
 
 
 def check_output(module: nn.Module, model: object, shape: tuple[int, ...], classes: int) -> None:

@@ -11,6 +11,7 @@ from gradleak.residual import distance, norm
 from gradleak.rng import Rng
 from gradleak.types import NOTHING, Client, Defense, Know, Release, Secret
 from gradleak.world.clients import Participation
+from gradleak.world.public import frequencies
 from gradleak.world.task import World
 
 GRANTS = frozenset({Know.COUNT, Know.LOCAL_STEPS, Know.DEFENSE, Know.DROPOUT})
@@ -45,6 +46,7 @@ def send(
         Know.COUNT: len(secret.ids), Know.LOCAL_STEPS: dict(participation.protocol), Know.DEFENSE: repr(defense),
         **_of_batch(secret, world.vocabulary is not None),
     }
+    facts |= _of_public(world)
     masks = participation.dropped(learner, secret.batch, rng / "client")
     if masks:  # the one fact that keeps the client's order of examples
         facts[Know.DROPOUT] = dict(masks)
@@ -62,6 +64,15 @@ def _of_batch(secret: Secret, text: bool) -> dict[Know, object]:
     by_length = _lengths(secret).argsort(stable=True)
     order = by_length[secret.labels[by_length].argsort(stable=True)]
     return {Know.LABELS: secret.labels[order], Know.LENGTHS: _lengths(secret)[order]}
+
+
+def _of_public(world: World) -> dict[Know, object]:
+    """The public examples, and how often each token occurs in them: the weaker thing to know."""
+    if world.public is None:
+        return {}
+    if world.vocabulary is None:
+        return {Know.PUBLIC_DATA: world.public}
+    return {Know.PUBLIC_DATA: world.public, Know.TOKEN_FREQUENCIES: frequencies(world.public, world.vocabulary)}
 
 
 def _lengths(secret: Secret) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradleak.errors import UsageError
 from gradleak.rng import Rng
-from gradleak.types import Know, Secret, Vocabulary
+from gradleak.types import Know, Public, Secret, Vocabulary
 from gradleak.world.clients import Participation
 from gradleak.world.dropout import Dropped
 from gradleak.world.learner import Learner, cross_entropy
@@ -30,6 +30,8 @@ class World:
     blind: Callable[[Secret], Tensor]
     """Readings that need no update: what a guess must clearly beat to count as a leak."""
     vocabulary: Vocabulary | None = None
+    public: Public | None = None
+    """What the task says anyone could have, the attacker too."""
 
     def draw(self, count: int, trial: int, participation: Participation, rng: Rng) -> Secret:
         """The examples of one trial, in the order the client walks through them; the same for every defense."""

@@ -11,10 +11,11 @@ from torch.nn.utils.rnn import pad_sequence
 from gradleak.errors import UsageError
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Batch, Know, Secret, Vocabulary, following
+from gradleak.types import NOTHING, Batch, Know, Public, Secret, Vocabulary, following
 from gradleak.world.corpora import Corpus, Sentences, Texts
 from gradleak.world.language import Language, LanguageModel, MiniLm
 from gradleak.world.learner import Learner
+from gradleak.world.public import marked, refuse_overlap, set_apart
 from gradleak.world.task import World, accuracy, hard_half, train
 
 Freeze = Literal["frozen", "trained"]
@@ -70,7 +71,9 @@ class TextTask:
 
     Word embeddings, and those of places and segments, are frozen unless `trained`. `limit` cuts sentences to so many
     tokens. mask=false lets the model attend to padding. draw=loss takes batches from the half of the pool with the
-    highest loss.
+    highest loss. `public` are sentences the attacker may hold too, if the threat grants public_data (or
+    know the tokens' shares of: token_frequencies): other data (public=lines('other.tsv')), or so many of these, set
+    apart first (public=5000).
     """
 
     model: LanguageModel = field(default_factory=MiniLm)
@@ -82,6 +85,7 @@ class TextTask:
     limit: int | None = None
     mask: bool = True
     draw: Literal["random", "loss"] = "random"
+    public: Corpus | int | None = None
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -91,7 +95,9 @@ class TextTask:
     @property
     def grants(self) -> frozenset[Know]:
         """Labels of a causal model are the words themselves: nothing would be left to find."""
-        return frozenset({Know.LENGTHS}) if self.model.causal else frozenset({Know.LABELS, Know.LENGTHS})
+        batch = {Know.LENGTHS} if self.model.causal else {Know.LABELS, Know.LENGTHS}
+        public = set() if self.public is None else {Know.PUBLIC_DATA, Know.TOKEN_FREQUENCIES}
+        return frozenset(batch | public)
 
     def open(self, rng: Rng) -> World:
         texts = self.data.load()
@@ -105,12 +111,12 @@ class TextTask:
         module.masked = self.mask
         take = Passages(self._rows(texts, language, limit), texts.y, language.vocabulary, self.model.causal,
                         self.embeddings == "trained")
-        pool, right = torch.arange(len(take.rows)), None
+        (pool, public), right = self._apart(take, texts, language, limit, rng / "public"), None
         alone = language.vocabulary.pad is None
         example = take(pool[: 1 if alone else 2].tolist()).batch
         self._check_output(module, example, language.classes)
         if self.train:
-            order = (rng / "split").permutation(len(pool))
+            order = pool[(rng / "split").permutation(len(pool))]
             seen, pool = order[: len(order) // 2], order[len(order) // 2 :]
             weights = [p for p in module.parameters() if p.requires_grad]
             optimiser = torch.optim.AdamW(weights, lr=self.rate)
@@ -121,7 +127,28 @@ class TextTask:
         learner = Learner(module, shape, language.classes, example, language.prefix)
         if self.draw == "loss":
             pool = hard_half(learner, take, pool, 1 if alone else 64)
-        return World(learner, pool, right, take, Other(take, pool), language.vocabulary)
+        return World(learner, pool, right, take, Other(take, pool), language.vocabulary, public)
+
+    def _apart(
+        self, take: Passages, texts: Texts, language: Language, limit: int, rng: Rng,
+    ) -> tuple[Tensor, Public | None]:
+        """The private sentences' numbers, and the public sentences."""
+        everyone = torch.arange(len(take.rows))
+        if self.public is None:
+            return everyone, None
+        marks = marked(take.rows)
+        if isinstance(self.public, int):
+            chosen, pool = set_apart(marks, self.public, rng)
+            rows, y = [take.rows[n] for n in chosen.tolist()], texts.y[chosen]
+        else:
+            other = self.public.load()
+            if not self.model.causal and other.classes != texts.classes:
+                raise UsageError(f"public={self.public!r} has the classes {', '.join(other.classes[:5])}, the private "
+                                 f"data {', '.join(texts.classes[:5])}; use sentences of the same classes")
+            rows, y, pool = list(self._rows(other, language, limit)), other.y, everyone
+            refuse_overlap(marked(rows), marks, f"public={self.public!r}")
+        readings = pad_sequence(rows, batch_first=True, padding_value=NOTHING)
+        return pool, Public(readings, None if self.model.causal else y)
 
     def _check_classes(self, texts: Texts, language: Language) -> None:
         if self.model.causal:

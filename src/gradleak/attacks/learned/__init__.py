@@ -1,0 +1,1 @@
+"""Attacks that learn to read updates before they read one."""
