@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 from rich.console import Console
 
 from gradleak import __version__
+from gradleak import options as o
 from gradleak.errors import GradleakError
 
 app = typer.Typer(
@@ -17,7 +20,6 @@ app = typer.Typer(
          "Exit codes: 0 held, 1 leaks, 2 usage, 3 inconclusive or unreliable.",
 )
 out, err = Console(), Console(stderr=True)
-
 
 
 def _version(wanted: bool) -> None:
@@ -33,17 +35,19 @@ def common(
     pass
 
 
-RunDir = Annotated[Path, typer.Argument(help="A folder that `gradleak run` wrote.", show_default=False)]
-ShowTruth = Annotated[bool, typer.Option(help="Put the private data into the report, beside what was recovered.")]
-AuditFile = Annotated[Path | None, typer.Argument(help="The audit, in TOML; none for the built-in quickstart.")]
+@contextmanager
+def going_on() -> Iterator[None]:
+    """A run that is stopped by hand says so, and does not exit with 1, which means LEAKS."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped; the same command goes on from here")
+        raise typer.Exit(130) from None
 
 
 @app.command(epilog="Example: gradleak run audit.toml --out runs/mine --show-truth")
 def run(
-    audit: AuditFile = None,
-    to: Annotated[Path | None, typer.Option("--out", help="Run directory [default: runs/NAME-DIGEST].")] = None,
-    workers: Annotated[int, typer.Option(help="Processes, 0 for one a core.")] = 0,
-    show_truth: ShowTruth = False,
+    audit: o.AuditFile = None, to: o.OutDir = None, workers: o.Workers = 0, show_truth: o.ShowTruth = False,
 ) -> None:
     """Run an audit, or go on where it stopped; print the verdicts and write the report."""
     from gradleak.audit import drive
@@ -51,19 +55,28 @@ def run(
     from gradleak.report import rows, terminal
     from gradleak.report.html import write
 
-    try:
+    with going_on():
         done = drive.run(drive.load(audit), to, workers, err)
-    except KeyboardInterrupt:
-        err.print("stopped; the same command goes on from here")
-        raise typer.Exit(130) from None
     judged = rows.rows(done)
     terminal.print_rows(judged, out)
     out.print(f"report: {write(done, show_truth)}", highlight=False, soft_wrap=True)
     raise typer.Exit(exit_code(judged))
 
 
+@app.command(epilog="Example: gradleak check audit.toml --max-leak rougeL=0.2 --junit gradleak.xml")
+def check(
+    audit: o.AuditOrRun, max_leak: o.MaxLeak = [], junit: o.Junit = None, to: o.OutDir = None,  # noqa: B006
+    workers: o.Workers = 0,
+) -> None:
+    """Gate a build: run an audit, or go on, and fail if it leaks more than allowed. Annotates on GitHub by itself."""
+    from gradleak.report.check import check
+
+    with going_on():
+        raise typer.Exit(check(audit, max_leak, junit, to, workers, out, err))
+
+
 @app.command(epilog="Example: gradleak plan audit.toml")
-def plan(audit: AuditFile = None) -> None:
+def plan(audit: o.AuditFile = None) -> None:
     """Say what an audit would do, what it lacks and what it costs; run nothing."""
     from gradleak.audit import drive
     from gradleak.report.plan import plan_table
@@ -72,7 +85,7 @@ def plan(audit: AuditFile = None) -> None:
 
 
 @app.command(epilog="Example: gradleak show runs/quickstart-1a2b3c4d --json")
-def show(directory: RunDir, as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False) -> None:
+def show(directory: o.RunDir, as_json: o.AsJson = False) -> None:
     """Print a run's verdicts."""
     from gradleak.audit.store import open_run
     from gradleak.audit.verdict import exit_code
@@ -87,10 +100,7 @@ def show(directory: RunDir, as_json: Annotated[bool, typer.Option("--json", help
 
 
 @app.command(epilog="Example: gradleak report runs/quickstart-1a2b3c4d --show-truth")
-def report(
-    directory: RunDir,
-    show_truth: ShowTruth = False,
-) -> None:
+def report(directory: o.RunDir, show_truth: o.ShowTruth = False) -> None:
     """Write a run's report.html again."""
     from gradleak.audit.store import open_run
     from gradleak.report.html import write
@@ -99,19 +109,19 @@ def report(
 
 
 @app.command(epilog="Example: gradleak compare runs/before runs/after")
-def compare(before: RunDir, after: RunDir) -> None:
-    """Put the rows two runs share side by side; exit 1 if any leaks more than before."""
+def compare(before: o.RunDir, after: o.RunDir) -> None:
+    """Put two runs side by side; exit 1 if any row leaks more than before, 3 if one that held is no longer shown to."""
     from gradleak.audit.store import open_run
     from gradleak.report import compare as side_by_side
     from gradleak.report import rows
 
-    table, worse = side_by_side.table(rows.rows(open_run(before)), rows.rows(open_run(after)))
+    table, code = side_by_side.table(rows.rows(open_run(before)), rows.rows(open_run(after)))
     out.print(table)
-    raise typer.Exit(1 if worse else 0)
+    raise typer.Exit(code)
 
 
 @app.command(epilog="Example: gradleak score runs/quickstart-1a2b3c4d")
-def score(directory: RunDir) -> None:
+def score(directory: o.RunDir) -> None:
     """Measure a run's stored guesses again, without attacking again."""
     from gradleak.audit.run import rescore
     from gradleak.audit.store import open_run
@@ -125,17 +135,9 @@ def score(directory: RunDir) -> None:
 
 @app.command(epilog="Example: gradleak attack 'ig(steps=1000)' --update u.safetensors --model lenet --count 1")
 def attack(
-    attack: Annotated[str, typer.Argument(help="As in an audit: dlg, ig(steps=500), ...", show_default=False)],
-    update: Annotated[Path, typer.Option(help="The update: safetensors, one tensor a parameter name.")],
-    model: Annotated[str, typer.Option(help="As in an audit: lenet, python('mine:build'), ...")],
-    params: Annotated[Path | None, typer.Option(help="Weights the client was sent [default: the model's own].")] = None,
-    shape: Annotated[str, typer.Option(help="Of one example.")] = "3,32,32",
-    classes: Annotated[int, typer.Option(min=2)] = 10,
-    count: Annotated[int, typer.Option(min=1, help="Examples behind the update.")] = 1,
-    client: Annotated[str, typer.Option(help="How the update was computed.")] = "one_step",
-    defense: Annotated[str, typer.Option(help="What was done to it, as far as is known.")] = "none",
-    seed: int = 0,
-    to: Annotated[Path, typer.Option("--out", help="Folder for the recovered images.")] = Path("recovered"),
+    attack: o.AttackSpec, update: o.UpdateFile, model: o.ModelSpec, params: o.ParamsFile = None,
+    shape: o.Shape = "3,32,32", classes: o.Classes = 10, count: o.Count = 1, client: o.ClientSpec = "one_step",
+    defense: o.DefenseSpec = "none", seed: int = 0, to: o.Recovered = Path("recovered"),
 ) -> None:
     """Attack an update captured elsewhere. There is no truth to compare with: judge by the residual and your eyes."""
     from gradleak.capture.files import attack_file
@@ -144,9 +146,7 @@ def attack(
 
 
 @app.command("list", epilog="Example: gradleak list defenses")
-def list_names(
-    kind: Annotated[str, typer.Argument(help="attacks, defenses, metrics, models, data, clients, tasks")] = "",
-) -> None:
+def list_names(kind: o.Kind = "") -> None:
     """Everything that can be named in an audit, with what it means."""
     from gradleak.report.catalogue import catalogue
 

@@ -1,7 +1,9 @@
 """Two runs side by side."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 
+from rich.markup import escape
 from rich.table import Table
 
 from gradleak.audit.verdict import Row, Verdict
@@ -10,35 +12,67 @@ from gradleak.report.measures import leading, measure
 from gradleak.report.terminal import STYLE, number
 
 
+class Change(StrEnum):
+    """What became of a row."""
+
+    WORSE = "worse"
+    LOST = "no longer shown to hold"
+    GONE = "gone"
+    NEW = "new"
+    SAME = ""
+
+
+CODE = {Change.WORSE: 1, Change.LOST: 3, Change.GONE: 3}
+
+
 def _place(row: Row) -> tuple[object, ...]:
     c = row.cell
     return c.task, c.client, c.batch, c.defense, c.threat, c.attack
 
 
-def table(before: Sequence[Row], after: Sequence[Row]) -> tuple[Table, bool]:
-    """The rows both hold, and whether any of them leaks now that did not, or more than its interval allows."""
-    old = {_place(r): r for r in before}
-    shared = [(old[_place(r)], r) for r in after if _place(r) in old]
-    if not shared:
+def table(before: Sequence[Row], after: Sequence[Row]) -> tuple[Table, int]:
+    """The rows of both, and an exit code: 1 if any leaks now that did not, or more than its interval allows; 3 if
+    what had held is not shown to hold any more, or is no longer tried."""
+    old, new = {_place(r): r for r in before}, {_place(r): r for r in after}
+    if not old.keys() & new.keys():
         raise UsageError("the two runs share no row (task, client, batch, defense, threat and attack must agree)")
-    shown = Table(title=f"{len(shared)} shared rows", title_justify="left", header_style="bold")
-    leads = list(dict.fromkeys(leading(r).name for _, r in shared))
+    pairs = [(old.get(place), new.get(place)) for place in {**old, **new}]
+    shared = sum(one is not None and other is not None for one, other in pairs)
+    shown = Table(title=f"{shared} shared rows", title_justify="left", header_style="bold")
+    leads = list(dict.fromkeys(leading(r).name for r in after))
     score = leads[0] if len(leads) == 1 else "score"
     for name in ("batch", "defense", "threat", "attack", "before", "after", f"{score} before", f"{score} after", ""):
         shown.add_column(name, overflow="fold")
-    any_worse = False
-    for one, other in shared:
-        worse = _worse(one, other)
-        any_worse |= worse
-        c, lead = other.cell, leading(other).name
-        shown.add_row(str(c.batch), c.defense, c.threat, c.attack, f"[{STYLE[one.verdict]}]{one.verdict}[/]",
-                      f"[{STYLE[other.verdict]}]{other.verdict}[/]", _mean(one, lead), _mean(other, lead),
-                      "worse" if worse else "")
-    return shown, any_worse
+    changes = []
+    for one, other in pairs:
+        change = _change(one, other)
+        row = other or one
+        assert row is not None
+        lead = leading(row).name
+        shown.add_row(str(row.cell.batch), *(escape(x) for x in (row.cell.defense, row.cell.threat, row.cell.attack)),
+                      _verdict(one), _verdict(other), _mean(one, lead), _mean(other, lead), str(change))
+        changes.append(change)
+    found = {CODE.get(change, 0) for change in changes}
+    return shown, 1 if 1 in found else max(found)
 
 
-def _mean(row: Row, metric: str) -> str:
-    return number(row.scores[metric].mean, measure(metric).digits) if metric in row.scores else "-"
+def _verdict(row: Row | None) -> str:
+    return f"[{STYLE[row.verdict]}]{row.verdict}[/]" if row else "-"
+
+
+def _mean(row: Row | None, metric: str) -> str:
+    return number(row.scores[metric].mean, measure(metric).digits) if row and metric in row.scores else "-"
+
+
+def _change(before: Row | None, after: Row | None) -> Change:
+    if before is None:
+        return Change.NEW
+    if after is None:
+        return Change.GONE if before.verdict is Verdict.HELD else Change.SAME
+    if _worse(before, after):
+        return Change.WORSE
+    lost = before.verdict is Verdict.HELD and after.verdict in (Verdict.INCONCLUSIVE, Verdict.UNRELIABLE)
+    return Change.LOST if lost else Change.SAME
 
 
 def _worse(before: Row, after: Row) -> bool:

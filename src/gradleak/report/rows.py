@@ -5,13 +5,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from gradleak.audit.gate import Bars, held_to
 from gradleak.audit.store import Run, open_run
 from gradleak.audit.verdict import Row, compare_threats, row
 
 
-def rows(run: Run) -> list[Row]:
-    """Every cell of a run, judged, in the order of the plan."""
-    return compare_threats([row(cell, folder.trials(), folder.done, cell.scorers()) for cell, folder in run.cells()])
+def rows(run: Run, most: Bars | None = None) -> list[Row]:
+    """Every cell of a run, judged by its metrics' own thresholds or by the bars given, in the order of the plan."""
+    found = []
+    for cell, folder in run.cells():
+        trials, metrics = folder.trials(), cell.scorers()
+        found.append(row(cell, held_to(trials, metrics, most) if most else trials, folder.done, metrics))
+    return compare_threats(found)
 
 
 def as_json(path: Path) -> dict[str, Any]:
