@@ -12,7 +12,7 @@ from gradleak.audit import drive
 from gradleak.audit.gate import bars
 from gradleak.audit.plan import Audit
 from gradleak.audit.store import Run, to_toml
-from gradleak.audit.verdict import Row, Verdict
+from gradleak.audit.verdict import Row, Verdict, exit_code
 from gradleak.errors import UsageError
 from gradleak.report import ci, compare
 from gradleak.report.check import check
@@ -47,6 +47,7 @@ def test_a_bar_without_a_number_to_hold_against_it_never_passes(run: Run) -> Non
     if "lpips" in rows(run)[0].scores:
         pytest.skip("LPIPS weights are installed here")
     assert {r.verdict for r in judged(run, "lpips=0.1")} == {Verdict.UNRELIABLE}
+    assert exit_code(judged(run, "lpips=0.1")) == 3
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -73,7 +74,7 @@ def test_check_takes_a_file_or_a_run(run: Run, tmp_path: Path, monkeypatch, caps
     assert suite.get("failures") == "1" and suite.get("errors") == "0" and suite[0][0].tag == "failure"
     assert check(tmp_path / "run", ["psnr=121"], junit, None, 1, quiet, quiet) == 0
     assert ElementTree.parse(junit).getroot()[0].get("failures") == "0" and capsys.readouterr().out == ""
-    assert check(run.path, ["psnr=121"], None, None, 1, quiet, quiet) == 3
+    assert check(run.path, ["psnr=121"], None, None, 1, quiet, quiet) == 0
     with pytest.raises(UsageError, match="no such folder"):
         check(audit, [], tmp_path / "no" / "junit.xml", None, 1, quiet, quiet)
 
