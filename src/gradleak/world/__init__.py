@@ -1,5 +1,5 @@
 """The client's side: data, models, and what a participant does in a round."""
 
-from gradleak.world import image, text
+from gradleak.world import efficientnet, image, text
 
-__all__ = ["image", "text"]
+__all__ = ["efficientnet", "image", "text"]

@@ -235,3 +235,39 @@ class Halves:
             parts.append(there[(Rng(0) / "halves").permutation(len(there))[:many]])
         rows = torch.cat(parts)
         return Images(images.x[rows], images.y[rows], images.classes)
+
+
+@register("data", "resized")
+@dataclass(frozen=True)
+class Resized:
+    """Other data at another size of image, smoothly interpolated."""
+
+    data: Data
+    size: int
+
+    def __post_init__(self) -> None:
+        _checked_size(self.size, "resized")
+
+    def load(self) -> Images:
+        images = self.data.load()
+        x = torch.nn.functional.interpolate(images.x, size=self.size, mode="bicubic", antialias=True).clamp(0, 1)
+        return Images(x, images.y, images.classes)
+
+
+@register("data", "relabelled")
+@dataclass(frozen=True)
+class Relabelled:
+    """Other data whose classes are some of a model's own: `relabelled(folder('cats_and_cups'), to=(281, 968), of=1000)`
+    says which of ImageNet's each is."""
+
+    data: Data
+    to: tuple[int, ...]
+    of: int
+
+    def load(self) -> Images:
+        images = self.data.load()
+        if len(self.to) != len(images.classes) or not all(0 <= number < self.of for number in self.to):
+            raise UsageError(f"relabelled: {len(self.to)} class numbers for the {len(images.classes)} classes of "
+                             f"{self.data!r}; give one a class, from 0 to {self.of - 1}")
+        names = dict(zip(self.to, images.classes, strict=True))
+        return Images(images.x, torch.tensor(self.to)[images.y], tuple(names.get(n, str(n)) for n in range(self.of)))

@@ -86,21 +86,21 @@ class Counted:
 
     def read(self, seen: Observation, rng: Rng) -> Read:
         n = count(seen)
-        observed = _rows(seen, seen.update)
+        observed = rows(seen, seen.update)
         likely = observed.sum(1).argsort()[: max(self.candidates, 2 * n)].sort().values
         feature, prediction = self._typical(seen, likely, n, rng)
         share = (observed[likely] * feature).sum(1) / feature.square().sum(1).clamp_min(1e-30)
         counts = torch.zeros(seen.classes).to(observed)
         counts[likely] = n * (prediction - share) * (feature.square().sum(1) > 0)
-        return _apportion(counts, n)
+        return apportion(counts, n)
 
     def _typical(self, seen: Observation, likely: Tensor, n: int, rng: Rng) -> tuple[Tensor, Tensor]:
         """Per likely class: the feature its row shows, and the share of it that is there without the class."""
         features, predictions = [], []
         for number in range(min(8, max(1, self.replays // len(likely)))):
-            made_up = _made_up(seen, n, rng, number)
+            batch = made_up(seen, n, rng, number)
             with torch.no_grad():
-                each = [_rows(seen, seen.replay(replace(made_up, y=y.expand(n))))[likely] for y in likely]
+                each = [rows(seen, seen.replay(replace(batch, y=y.expand(n))))[likely] for y in likely]
             present = torch.stack([rows[i] for i, rows in enumerate(each)])
             absent = (torch.stack(each).sum(0) - present) / (len(likely) - 1)
             features.append(absent - present)
@@ -108,7 +108,7 @@ class Counted:
         return torch.stack(features).mean(0), torch.stack(predictions).mean(0)
 
 
-def _made_up(seen: Observation, n: int, rng: Rng, number: int) -> Batch:
+def made_up(seen: Observation, n: int, rng: Rng, number: int) -> Batch:
     """Sentences of random words, or grey images with some grain; their labels mean nothing."""
     if seen.vocabulary is not None:
         return probe(seen, n, rng / "words" / number)
@@ -117,13 +117,13 @@ def _made_up(seen: Observation, n: int, rng: Rng, number: int) -> Batch:
     return Batch(x, torch.zeros(n, dtype=torch.long))
 
 
-def _rows(seen: Observation, update: Update) -> Tensor:
+def rows(seen: Observation, update: Update) -> Tensor:
     """The head's gradient, a row a class, the bias as one more column."""
     weight, bias = head(seen)
     return update[weight] if bias is None else torch.cat([update[weight], update[bias][:, None]], 1)
 
 
-def _apportion(counts: Tensor, n: int) -> Read:
+def apportion(counts: Tensor, n: int) -> Read:
     """Whole numbers that sum to n (largest remainders), and how far each was from being otherwise."""
     share = counts.clamp_min(0)
     share = share * n / share.sum().clamp_min(1e-12)
@@ -144,9 +144,3 @@ class Known:
 
     def read(self, seen: Observation, rng: Rng) -> Read:
         return Given().read(seen, rng) if Know.LABELS in seen.facts else Counted().read(seen, rng)
-
-
-def ways(name: str) -> Labels:
-    """By name: joint, counted, given, or known (given where granted, else counted)."""
-    known: dict[str, Labels] = {"joint": Joint(), "counted": Counted(), "given": Given(), "known": Known()}
-    return known[name]

@@ -6,7 +6,7 @@ from typing import Literal
 from gradleak.attacks.combine import ByKind, Restart
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import objectives
-from gradleak.attacks.parts.labels import ways
+from gradleak.attacks.parts.inference import ways
 from gradleak.attacks.parts.optimisers import LBFGS
 from gradleak.attacks.parts.priors import total_variation
 from gradleak.attacks.parts.spaces import Pixels, Smooth

@@ -5,7 +5,7 @@ from typing import Literal
 from gradleak.attacks.combine import Restart
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import directions, objectives, schedules
-from gradleak.attacks.parts.labels import ways
+from gradleak.attacks.parts.inference import ways
 from gradleak.attacks.parts.priors import total_variation
 from gradleak.attacks.parts.spaces import Pixels
 from gradleak.registry import register
@@ -14,7 +14,7 @@ from gradleak.registry import register
 @register("attack", "ig")
 def ig(
     steps: int = 2000, restarts: int = 2, tv: float | None = None, rate: float = 0.1,
-    labels: Literal["joint", "counted", "given"] = "counted", published: bool = False,
+    labels: Literal["joint", "counted", "given", "lowest", "minimum", "evolved"] = "counted", published: bool = False,
 ) -> Restart:
     """Match the update's direction by Adam with total variation, inside the pixel range, labels read first.
 

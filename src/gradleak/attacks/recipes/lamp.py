@@ -6,7 +6,7 @@ from typing import Literal
 from gradleak.attacks.combine import Restart
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import directions, objectives, schedules
-from gradleak.attacks.parts.labels import ways
+from gradleak.attacks.parts.inference import ways
 from gradleak.attacks.parts.language import LanguagePrior, Ngram
 from gradleak.attacks.parts.optimisers import Adam
 from gradleak.attacks.parts.priors import word_length

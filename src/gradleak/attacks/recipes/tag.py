@@ -5,7 +5,7 @@ from typing import Literal
 from gradleak.attacks.combine import Restart
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import objectives, schedules
-from gradleak.attacks.parts.labels import ways
+from gradleak.attacks.parts.inference import ways
 from gradleak.attacks.parts.tokens import Embeddings
 from gradleak.registry import register
 
