@@ -18,6 +18,7 @@ Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 PACKAGES = {
     "attack": "gradleak.attacks",
+    "suite": "gradleak.audit.suite",
     "defense": "gradleak.defenses",
     "metric": "gradleak.metrics",
     "prior": "gradleak.attacks.parts.language",

@@ -76,6 +76,8 @@ def _value(node: ast.expr, text: str) -> object:
             return -value
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return tuple(_value(item, text) for item in items)
+        case ast.BinOp(left=ast.Name() | ast.BinOp(), op=ast.Sub(), right=ast.Name() | ast.Call()):
+            return _dashed(node, text)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             named = tuple((word.arg, _value(word.value, text)) for word in keywords if word.arg is not None)
             if len({key for key, _ in named}) != len(named):
@@ -83,13 +85,29 @@ def _value(node: ast.expr, text: str) -> object:
             if len(named) != len(keywords) or any(isinstance(item, ast.Starred) for item in args):
                 raise UsageError(f"{text!r}: * and ** are not part of the grammar; name each argument")
             return Call(name, tuple(_value(item, text) for item in args), named)
+    raise _refused(node, text)
+
+
+def _dashed(node: ast.BinOp, text: str) -> Call:
+    """`standard-v1`, perhaps with arguments: Python reads a difference, here it is one name."""
+    first, last = _value(node.left, text), _value(node.right, text)
+    plain = isinstance(first, Call) and not first.args and not first.kwargs
+    if not (plain and isinstance(first, Call) and isinstance(last, Call)) or "-" in last.name:
+        raise _refused(node, text)
+    name = f"{first.name}-{last.name}"
+    if not (ast.get_source_segment(text.strip(), node) or "").startswith(name):
+        raise _refused(node, text)  # spaces around the dash: a difference was meant
+    return Call(name, last.args, last.kwargs)
+
+
+def _refused(node: ast.expr, text: str) -> UsageError:
     found = ast.get_source_segment(text.strip(), node) or text
-    raise UsageError(f"{found!r} in {text!r}: only names, calls, numbers, strings and lists; nothing is computed")
+    return UsageError(f"{found!r} in {text!r}: only names, calls, numbers, strings and lists; nothing is computed")
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can stand as a bare name."""
-    return text.isidentifier() and not keyword.iskeyword(text)
+    """Whether a text can stand as a bare name; dashes may join its parts, as in standard-v1."""
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("-"))
 
 
 def sweep(call: Call) -> Iterator[Call]:

@@ -43,7 +43,7 @@ def run(audit: Audit, to: Path | None = None, workers: int = 1, console: Console
 
 def _run_jobs(store: Run, workers: int, console: Console) -> None:
     jobs = [(cell, folder) for cell, folder in store.cells() if not folder.done]
-    weights = [cell.attacker().evaluations * cell.trials * cell.batch for cell, _ in jobs]
+    weights = [cell.evaluations * cell.trials * cell.batch for cell, _ in jobs]
     shares = [0.0] * len(jobs)
     bar = Progress(TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
                    TextColumn("{task.fields[cells]}"), TimeElapsedColumn(), TextColumn("left"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak import registry
+from gradleak.audit.suite import Suite
 from gradleak.calculus import one_thread
 from gradleak.errors import GradleakError, UsageError, did_you_mean
 from gradleak.rng import Rng
@@ -46,8 +47,23 @@ class Cell:
     def key(self) -> str:
         return digest(asdict(self))
 
+    def suite(self) -> Suite | None:
+        """The list of attacks behind the name, if it is one."""
+        call = parse(self.attack)
+        return registry.build("suite", call) if call.name in registry.names("suite") or "-" in call.name else None
+
+    @property
+    def evaluations(self) -> int:
+        """About how many replays one trial costs at most."""
+        return self.opponent().evaluations
+
     def attacker(self) -> Attack:
+        """The attack; a suite's members have cells of their own."""
         return registry.build("attack", parse(self.attack))  # type: ignore[no-any-return]
+
+    def opponent(self) -> Attack | Suite:
+        """Whatever attacks here."""
+        return self.suite() or self.attacker()
 
     def defender(self) -> Defense:
         return registry.build("defense", parse(self.defense))  # type: ignore[no-any-return]
@@ -233,7 +249,7 @@ def _problems(audit: Audit) -> Iterator[str]:
             yield f"leak_at: {name!r} is not among the metrics: {did_you_mean(name, sorted(measured))}"
     seen: set[str] = set()
     for cell in cells:
-        for check in (cell.defender, cell.attacker, cell.walk, cell.assumed, cell.scorers, cell.grants):
+        for check in (cell.defender, cell.opponent, cell.walk, cell.assumed, cell.scorers, cell.grants):
             try:
                 check()
             except GradleakError as problem:
@@ -270,6 +286,8 @@ def _untold(cells: Iterable[Cell], world: World) -> Iterator[str]:
 
 
 def unmet(cell: Cell) -> list[str]:
-    """What the attack needs to know and the threat does not grant."""
+    """What the attack needs to know and the threat does not grant. A suite does without what does not apply."""
+    if cell.suite():
+        return []
     lacking = cell.attacker().needs - threat(cell.threat).knows - PROTOCOL
     return sorted(know.value for know in lacking)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradleak.audit import checks
+from gradleak.audit import checks, several
 from gradleak.audit.plan import Cell, unmet
 from gradleak.audit.store import CellDir
 from gradleak.audit.verdict import lead, leaked
@@ -45,6 +45,8 @@ class Stage:
     sent: Sent
     seen: Observation
     exact: bool
+    random: bool
+    """Whether the update depends on what the client draws and does not tell."""
     truth: Residual
 
     def truth_like(self, guess: Guess) -> Residual:
@@ -70,21 +72,16 @@ def stage(cell: Cell, trial: int) -> Stage:
     seen = who.observe(release, believed, defense)
     told = sent.masks if Know.DROPOUT in who.knows else {}
     known = Know.DEFENSE in who.knows or cell.defense == "none"
-    exact = known and not defense.random and (bool(told) or not part.random(world.learner, cell.batch))
-    return Stage(world, client, who, secret, sent, seen, exact, residual(seen, with_extra(secret.batch, told)))
+    random = not told and part.random(world.learner, cell.batch)
+    exact = known and not defense.random and not random
+    return Stage(world, client, who, secret, sent, seen, exact, random, residual(seen, with_extra(secret.batch, told)))
 
 
 def run_cell(cell: Cell, folder: CellDir, progress: Progress) -> None:
     """Finish a cell, from wherever it stopped."""
     folder.open(cell)
-    lacking = unmet(cell)
     for trial in range(len(folder.trials()), cell.trials):
         progress(trial / cell.trials)
-        if lacking:
-            reason = (f"{cell.attack} needs {', '.join(lacking)}, which {cell.threat} does not grant: "
-                      f"add it, as in {'+'.join([cell.threat, *lacking])}")
-            folder.add_trial(_failed(trial, reason, []), {})
-            continue
         with one_thread():
             _run_trial(cell, trial, folder, lambda share, t=trial: progress((t + share) / cell.trials))  # type: ignore[misc]
     folder.finish()
@@ -92,24 +89,37 @@ def run_cell(cell: Cell, folder: CellDir, progress: Progress) -> None:
 
 
 def _run_trial(cell: Cell, trial: int, folder: CellDir, progress: Progress) -> None:
-    scene = stage(cell, trial)
+    if suite := cell.suite():
+        several.run_trial(cell, suite, trial, folder, progress, answer)
+        return
+    record, tensors = answer(cell, trial, folder, progress)
+    record["warnings"] += checks.idle(threat(cell.threat), record["granted"], record["unused"])
+    folder.add_trial(record, tensors)
+
+
+def answer(cell: Cell, trial: int, folder: CellDir, progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """One attack on one trial: its record, and what it guessed."""
+    if lacking := unmet(cell):
+        return _failed(trial, f"{cell.attack} needs {', '.join(lacking)}, which {cell.threat} does not grant: "
+                              f"add it, as in {'+'.join([cell.threat, *lacking])}", []), {}
+    scene, began = stage(cell, trial), time.monotonic()
     release = scene.sent.release
     typical = checks.typical_length(lambda b: scene.client(release.params, b, None), scene.seen, cell.batch, Rng(0))
-    warnings = list(checks.before(release.update, scene.sent.strength, typical))
+    warnings = list(checks.before(release.update, scene.sent.strength, typical, scene.sent.alive))
     if not checks.finite(release.update):
-        folder.add_trial(_failed(trial, None, warnings), {})
-        return
+        return _failed(trial, None, warnings), {}
     try:
         guess, seconds, stopped = _attack(cell, trial, scene, folder, progress)
     except Unsuited as problem:
-        folder.add_trial(_failed(trial, f"{cell.attack} does not apply: {problem}", warnings), {})
+        reason = f"{cell.attack} does not apply: {problem}"
     except FAILURES as problem:
-        folder.add_trial(_failed(trial, f"{cell.attack} failed: {type(problem).__name__}: {problem}", warnings), {})
+        reason = f"{cell.attack} failed: {type(problem).__name__}: {problem}"
     else:
         record = _record(cell, trial, scene, guess, seconds, warnings, stopped)
         extra = {f"_extra.{name}": value for name, value in guess.batch.extra.items()}
         proven = {} if guess.certain is None else {"certain": guess.certain}
-        folder.add_trial(record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y, **proven, **extra})
+        return record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y, **proven, **extra}
+    return {**_failed(trial, reason, warnings), "seconds": time.monotonic() - began}, {}
 
 
 def _attack(
@@ -139,7 +149,7 @@ def _record(
 ) -> dict[str, Any]:
     seen, secret = scene.seen, scene.secret
     warnings += checks.replay_of_truth(scene.truth, scene.exact, scene.world.learner)
-    warnings += checks.after(guess, seen, scene.threat)
+    warnings += checks.after(guess)
     granted = sorted(know.value for know in seen.facts)
     return {
         "trial": trial, "ids": list(secret.ids),
@@ -148,6 +158,7 @@ def _record(
         "granted": granted, "unused": sorted(k.value for k in seen.facts if k not in seen.facts.used),
         "distortion": scene.sent.distortion, "strength": scene.sent.strength, "notes": dict(guess.notes),
         "uses": list(getattr(cell.attacker(), "uses", ())),
+        "cautions": list(checks.cautions(scene.world.learner, cell.participation(), scene.random, scene.truth)),
         "warnings": warnings, "stopped": stopped, "failed": None, "seconds": seconds,
     }
 
@@ -156,7 +167,7 @@ def _failed(trial: int, reason: str | None, warnings: list[str]) -> dict[str, An
     """A trial without an answer is still a row."""
     return {"trial": trial, "ids": [], "residual": {}, "scores": {}, "blind": {}, "unscored": {}, "leaked": [],
             "match": [], "granted": [], "unused": [], "distortion": None, "strength": None, "notes": {}, "uses": [],
-            "warnings": warnings, "stopped": None, "failed": reason, "seconds": 0.0}
+            "cautions": [], "warnings": warnings, "stopped": None, "failed": reason, "seconds": 0.0}
 
 
 def score(metrics: list[Metric], reading: Tensor, y: Tensor, secret: Secret, world: World) -> dict[str, Any]:
@@ -232,6 +243,9 @@ def _resumed(saved: Mapping[str, Tensor]) -> Guess | None:
 
 def rescore(cell: Cell, folder: CellDir) -> None:
     """Measure stored guesses again, against the examples they were made for; nothing is attacked again."""
+    if suite := cell.suite():
+        several.rescore(cell, suite, folder, rescore)
+        return
     trials = []
     for record in folder.trials():
         if record["scores"]:

@@ -102,6 +102,7 @@ def row(cell: Cell, trials: list[dict[str, Any]], finished: bool, metrics: Seque
     scores = {name: summarise([v for t in scored for v in t["scores"].get(name, [])], better[name])
               for name in measured}
     reasons = list(dict.fromkeys(r for t in trials for r in [*t["warnings"], t["failed"], t["stopped"]] if r))
+    reasons += dict.fromkeys(r for t in trials for r in t.get("cautions", ()) if not any(t["leaked"]))
     if not finished:
         reasons.append(f"only {len(trials)} of {cell.trials} trials are finished: run the same command to go on")
     sides = ("guess", "truth") if scored else ()
@@ -177,21 +178,38 @@ class Overall:
     picked: Summary
 
 
+def picked(row: Row) -> dict[str, Summary]:
+    """Of a suite, the scores of the answers the attacker itself would take; of one attack, its scores."""
+    better = {m.name: m.better for m in row.cell.scorers()}
+    return {name: summarise([v for t in row.trials for v in t.get("picked", t)["scores"].get(name, [])], better[name])
+            for name in row.scores}
+
+
+def _attacks(row: Row) -> int:
+    """How many attacks a row stands for: of a suite, those that had something to do in any trial."""
+    tried = {m["attack"] for t in row.trials for m in t.get("members", ()) if not m["spared"]}
+    return len(tried) or 1
+
+
 def overall(rows: Sequence[Row], metric: str, better: Literal["higher", "lower"]) -> list[Overall]:
-    """Per sample the best score of any attack, and the score of the attack whose guess explains the update best."""
+    """Per sample the best score of any attack, and the score of the attack whose guess explains the update best.
+
+    A suite is several attacks in one row.
+    """
     found = []
     for group in settings(rows).values():
         trials: dict[int, list[dict[str, Any]]] = {}
         for t in (t for r in group for t in r.trials if metric in t["scores"]):
             trials.setdefault(t["trial"], []).append(t)
-        if len(group) < 2 or not trials:
+        attacks = sum(_attacks(r) for r in group)
+        if attacks < 2 or not trials:
             continue
         most = max if better == "higher" else min
         scores = [[t["scores"][metric] for t in ts] for ts in trials.values()]
         best = [most(sample) for each in scores for sample in zip(*each, strict=True)]
         picks = [min(ts, key=lambda t: float(t["residual"]["guess"][0])) for ts in trials.values()]
-        picked = [value for t in picks for value in t["scores"][metric]]
-        found.append(Overall(group[0], len(group), summarise(best, better), summarise(picked, better)))
+        picked = [value for t in picks for value in t.get("picked", t)["scores"][metric]]
+        found.append(Overall(group[0], attacks, summarise(best, better), summarise(picked, better)))
     return found
 
 

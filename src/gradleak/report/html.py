@@ -15,6 +15,7 @@ from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, settings, t
 from gradleak.errors import GradleakError
 from gradleak.report import plots
 from gradleak.report.measures import attacks_together, by_lead, columns, leading, measure, of_text
+from gradleak.report.members import Share, members
 from gradleak.report.rows import rows
 from gradleak.report.samples import Sample, samples
 from gradleak.report.sentences import Said, Stage, emergence
@@ -56,6 +57,8 @@ class Card:
     weakest: str | None
     plots: tuple[Markup, ...]
     emerged: tuple[Stage, ...]
+    members: tuple[Share, ...] = ()
+    """Of a suite, what each of its attacks did."""
     open: bool = False
 
 
@@ -230,7 +233,7 @@ def _card(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth
         text = isinstance(found[0].recovered, Said)
     return Card(row, _meaning(row.cell), text, tuple(kept), len(found) - len(kept), hidden,
                 weakest.cell.defense if weakest else None, tuple(_progress(row, folder)),
-                emergence(folder.events()) if text else (), opened)
+                emergence(folder.events()) if text else (), tuple(members(row)), opened)
 
 
 def _most_leaked(row: Row, found: list[Sample]) -> list[Sample]:

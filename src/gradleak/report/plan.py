@@ -14,7 +14,7 @@ def plan_table(audit: Audit) -> Table:
         table.add_column(name, justify="right" if "evaluations" in name else "left", overflow="fold")
     for cell in cells:
         table.add_row(str(cell.batch), cell.defense, cell.threat, cell.attack,
-                      f"{cell.attacker().evaluations * cell.trials:,}", ", ".join(unmet(cell)) or "-")
-    total = sum(cell.attacker().evaluations * cell.trials for cell in cells)
+                      f"{cell.evaluations * cell.trials:,}", ", ".join(unmet(cell)) or "-")
+    total = sum(cell.evaluations * cell.trials for cell in cells)
     table.caption = f"{total:,} gradient evaluations of the client in all; a budget that runs out stops a cell cleanly"
     return table

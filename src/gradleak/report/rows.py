@@ -7,7 +7,8 @@ from typing import Any
 
 from gradleak.audit.gate import Bars, held_to
 from gradleak.audit.store import Run, open_run
-from gradleak.audit.verdict import Row, compare_threats, row
+from gradleak.audit.verdict import Row, compare_threats, picked, row
+from gradleak.report.members import members
 
 
 def rows(run: Run, most: Bars | None = None) -> list[Row]:
@@ -42,6 +43,8 @@ def _plain(r: Row) -> dict[str, Any]:
         "seconds": round(r.seconds, 3), "scores": {name: asdict(s) for name, s in r.scores.items()},
         "residual": {who: _number(r.residual.get(who)) for who in ("guess", "truth")},
         "label_confidence": _mean([t["notes"].get("label_confidence") for t in r.trials]),
+        "picked": {name: asdict(s) for name, s in picked(r).items()},
+        "members": [asdict(member) for member in members(r)],
         "knowledge": list(r.knowledge), "uses": sorted({used for t in r.trials for used in t.get("uses", ())}),
         "reasons": list(r.reasons), "unscored": r.unscored,
         "leaked": r.leaked, "samples": r.samples, "distortion": r.distortion, "finished": r.finished,

@@ -29,6 +29,9 @@ class Sent:
     strength: float
     """Length of the undefended update."""
 
+    alive: float
+    """Share of its parameters, by name, that are not zero throughout."""
+
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     """What the client dropped, as extras of its batch, where that can be told."""
 
@@ -52,7 +55,8 @@ def send(
         facts[Know.DROPOUT] = dict(masks)
     release = Release(params, update, learner.shape, learner.classes, facts, world.vocabulary,
                       partial(participation.sites, learner))
-    return Sent(release, distance(update, plain).l2, norm(plain), masks)
+    alive = sum(bool(value.any()) for value in plain.values()) / len(plain)
+    return Sent(release, distance(update, plain).l2, norm(plain), alive, masks)
 
 
 def _of_batch(secret: Secret, text: bool) -> dict[Know, object]:
