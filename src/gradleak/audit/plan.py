@@ -19,6 +19,7 @@ from gradleak.spec import parse, sweep
 from gradleak.threats import PROTOCOL, threat
 from gradleak.types import Attack, Defense, Know, Metric
 from gradleak.world.clients import Participation
+from gradleak.world.private import refused
 from gradleak.world.round import GRANTS
 from gradleak.world.task import Task, World
 
@@ -77,6 +78,16 @@ class Cell:
     def walk(self) -> None:
         """Refuse a client that would leave some of its examples out."""
         self.participation().order(self.batch, Rng(self.seed))
+
+    def one_by_one(self) -> None:
+        """Refuse a client whose examples cannot be taken one by one under a defense that does."""
+        defense = self.defender()
+        if not getattr(defense, "per_example", False):
+            return
+        if dict(self.participation().protocol) != {"steps": 1}:
+            raise UsageError(f"{self.defense}: each example's gradient is clipped in one step, but {self.client} takes "
+                             "several; use one_step")
+        getattr(defense, "privacy", None)  # asks the accountant, which may be missing
 
     def grants(self) -> None:
         """Refuse a threat that is granted what this task does not have."""
@@ -249,7 +260,8 @@ def _problems(audit: Audit) -> Iterator[str]:
             yield f"leak_at: {name!r} is not among the metrics: {did_you_mean(name, sorted(measured))}"
     seen: set[str] = set()
     for cell in cells:
-        for check in (cell.defender, cell.opponent, cell.walk, cell.assumed, cell.scorers, cell.grants):
+        for check in (cell.defender, cell.opponent, cell.walk, cell.assumed, cell.one_by_one, cell.scorers,
+                      cell.grants):
             try:
                 check()
             except GradleakError as problem:
@@ -272,6 +284,8 @@ def _problems(audit: Audit) -> Iterator[str]:
             world.secret(world.pool[:size].tolist())
         except GradleakError as problem:
             yield str(problem)
+        if any(getattr(cell.defender(), "per_example", False) for cell in cells) and (said := refused(world.learner)):
+            yield said
         yield from _untold({cell.threat: cell for cell in cells if cell.task == task}.values(), world)
 
 

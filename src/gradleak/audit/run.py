@@ -156,6 +156,7 @@ def _record(
         "residual": {"guess": residual(seen, guess.batch), "truth": scene.truth_like(guess)},
         **score(cell.scorers(), guess.reading, guess.batch.y, secret, scene.world),
         "granted": granted, "unused": sorted(k.value for k in seen.facts if k not in seen.facts.used),
+        "epsilon": privacy.epsilon if (privacy := getattr(cell.defender(), "privacy", None)) else None,
         "distortion": scene.sent.distortion, "strength": scene.sent.strength, "notes": dict(guess.notes),
         "uses": list(getattr(cell.attacker(), "uses", ())),
         "cautions": list(checks.cautions(scene.world.learner, cell.participation(), scene.random, scene.truth)),

@@ -92,6 +92,8 @@ class Row:
     seconds: float
     finished: bool
     trials: tuple[dict[str, Any], ...]
+    epsilon: float | None = None
+    """What the defense guarantees, where it guarantees anything; none is infinite."""
 
 
 def row(cell: Cell, trials: list[dict[str, Any]], finished: bool, metrics: Sequence[Metric]) -> Row:
@@ -117,6 +119,7 @@ def row(cell: Cell, trials: list[dict[str, Any]], finished: bool, metrics: Seque
         sum(sum(t["leaked"]) for t in scored), sum(len(t["leaked"]) for t in scored),
         tuple(known["granted"]), tuple(known["unused"]),
         sum(changed) / len(changed) if changed else None, sum(t["seconds"] for t in trials), finished, tuple(trials),
+        next((t["epsilon"] for t in trials if t.get("epsilon") is not None), None),
     )
 
 

@@ -2,10 +2,11 @@
 
 from gradleak.defenses.chain import Chain
 from gradleak.defenses.clip import Clip
+from gradleak.defenses.dpsgd import DpSgd
 from gradleak.defenses.noise import Noise
 from gradleak.defenses.none import Nothing
 from gradleak.defenses.prune import Prune
 from gradleak.defenses.quantise import Quantise
 from gradleak.defenses.sign import Sign
 
-__all__ = ["Chain", "Clip", "Noise", "Nothing", "Prune", "Quantise", "Sign"]
+__all__ = ["Chain", "Clip", "DpSgd", "Noise", "Nothing", "Prune", "Quantise", "Sign"]

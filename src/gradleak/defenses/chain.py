@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gradleak.defenses.accounting import Privacy
+from gradleak.defenses.dpsgd import DpSgd
 from gradleak.errors import UsageError
 from gradleak.registry import register
 from gradleak.types import Client, Defense, Update
@@ -21,6 +23,16 @@ class Chain:
     @property
     def meaning(self) -> str:
         return "; then ".join(str(getattr(part, "meaning", part)) for part in self.parts)
+
+    @property
+    def per_example(self) -> bool:
+        return any(getattr(part, "per_example", False) for part in self.parts)
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """Of the one part that gives any: what comes after it works on what is private already, what comes before
+        changes no example's bound."""
+        return next((part.privacy for part in self.parts if isinstance(part, DpSgd | Chain) and part.privacy), None)
 
     def protect(self, client: Client) -> Client:
         for part in self.parts:

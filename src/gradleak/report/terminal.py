@@ -1,6 +1,7 @@
 """The table in a terminal."""
 
 from collections.abc import Sequence
+from math import inf
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,6 +19,11 @@ def number(value: float | None, digits: int = 2) -> str:
     if value is None:
         return "-"
     return f"{value:.{digits}f}" if abs(value) >= 0.01 else "0" if abs(value) < 1e-9 else f"{value:.0e}"
+
+
+def epsilon(value: float | None) -> str:
+    """A guarantee; what has none has an infinite one."""
+    return "∞" if value is None or value == inf else f"{value:.3g}"
 
 
 HEADS = {"exact_match": "exact", "token_accuracy": "tokens", "label_accuracy": "labels"}
@@ -49,7 +55,9 @@ def verdict_table(rows: Sequence[Row]) -> Table:
     for key in varying:
         table.add_column(names[key], overflow="fold")
     table.add_column("verdict", no_wrap=True)
-    for name in ("read", *(HEADS.get(name, name) for name in metrics), "off", "truth"):
+    private = any(r.epsilon is not None for r in rows)
+    heads = ["read", *(HEADS.get(name, name) for name in metrics), "off", "truth"]
+    for name in (["epsilon", *heads] if private else heads):
         table.add_column(name, justify="right", no_wrap=True)
     last = None
     for r in rows:
@@ -59,7 +67,8 @@ def verdict_table(rows: Sequence[Row]) -> Table:
         last = here
         table.add_row(
             *(escape(str(getattr(r.cell, key))) for key in varying), f"[{STYLE[r.verdict]}]{r.verdict}[/]",
-            f"{r.leaked}/{r.samples}", *(_score(r, name) for name in metrics),
+            *([epsilon(r.epsilon)] if private else []), f"{r.leaked}/{r.samples}",
+            *(_score(r, name) for name in metrics),
             number(r.residual.get("guess")), number(r.residual.get("truth")),
         )
     return table

@@ -1,13 +1,13 @@
 """What a participant computes from the weights it was sent. Each is a description; `of(learner)` makes the client."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gradleak.calculus import gradient, in_lanes
+from gradleak.calculus import each_alone, gradient
 from gradleak.errors import UsageError
 from gradleak.registry import kind_of, register
 from gradleak.rng import Rng
@@ -85,18 +85,9 @@ class PerSample:
 
     def of(self, learner: Learner) -> Client:
         def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
-            extra = dict(batch.extra) if rng is None else {**batch.extra, **self.dropped(learner, batch, rng)}
-
-            def alone(x: Tensor, y: Tensor, *more: Tensor) -> Update:
-                one = Batch(x[None], y[None], {name: value[None] for name, value in zip(extra, more, strict=True)})
-                return gradient(lambda p: learner.loss(p, one, self.mode), params)
-
-            parts = (batch.x, batch.y, *extra.values())
-            try:
-                each = in_lanes(alone, *parts)
-            except RuntimeError:  # the model cannot be taken at once
-                updates = [alone(*row) for row in zip(*parts, strict=True)]
-                each = {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
+            masks = {} if rng is None else self.dropped(learner, batch, rng)
+            each = each_alone(lambda one: gradient(lambda p: learner.loss(p, one, self.mode), params),
+                              replace(batch, extra={**masks, **batch.extra}))
             return {name: value.mean(0) for name, value in each.items()}
 
         return client

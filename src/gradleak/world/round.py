@@ -1,7 +1,7 @@
 """One round: the client computes, the defense acts, the update leaves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -40,17 +40,17 @@ def send(
     world: World, participation: Participation, client: Client, defense: Defense, secret: Secret, rng: Rng,
 ) -> Sent:
     """Play the client once, with and without the defense, on the same draws."""
-    params = world.learner.params
+    learner, params = world.learner, world.learner.params
+    masks = participation.dropped(learner, secret.batch, rng / "client")
+    batch = replace(secret.batch, extra={**secret.batch.extra, **masks})  # so that a defense may part the examples
     with torch.no_grad():
-        plain = client(params, secret.batch, rng / "client")
-        update = defense.protect(client)(params, secret.batch, rng / "client")
-    learner = world.learner
+        plain = client(params, batch, rng / "client")
+        update = defense.protect(client)(params, batch, rng / "client")
     facts: dict[Know, object] = {
         Know.COUNT: len(secret.ids), Know.LOCAL_STEPS: dict(participation.protocol), Know.DEFENSE: repr(defense),
         **_of_batch(secret, world.vocabulary is not None),
     }
     facts |= _of_public(world)
-    masks = participation.dropped(learner, secret.batch, rng / "client")
     if masks:  # the one fact that keeps the client's order of examples
         facts[Know.DROPOUT] = dict(masks)
     release = Release(params, update, learner.shape, learner.classes, facts, world.vocabulary,
