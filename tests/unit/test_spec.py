@@ -1,7 +1,7 @@
 """The grammar."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradleak import registry
@@ -21,6 +21,7 @@ calls = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a busy machine is no failure
 @given(calls)
 def test_parse_undoes_repr(call: Call) -> None:
     assert parse(repr(call)) == call
