@@ -135,14 +135,29 @@ def score(directory: o.RunDir) -> None:
 
 @app.command(epilog="Example: gradleak attack 'ig(steps=1000)' --update u.safetensors --model lenet --count 1")
 def attack(
-    attack: o.AttackSpec, update: o.UpdateFile, model: o.ModelSpec, params: o.ParamsFile = None,
-    shape: o.Shape = "3,32,32", classes: o.Classes = 10, count: o.Count = 1, client: o.ClientSpec = "one_step",
-    defense: o.DefenseSpec = "none", seed: int = 0, to: o.Recovered = Path("recovered"),
+    attack: o.AttackSpec, update: o.Update, model: o.ModelSpec = None, params: o.ParamsFile = None,
+    shape: o.Shape = None, classes: o.Classes = None, count: o.Count = None, client: o.ClientSpec = None,
+    defense: o.DefenseSpec = None, rate: o.Rate = None, seed: int = 0, to: o.Recovered = Path("recovered"),
 ) -> None:
     """Attack an update captured elsewhere. There is no truth to compare with: judge by the residual and your eyes."""
-    from gradleak.capture.files import attack_file
+    from gradleak.capture.attack import attack_file
+    from gradleak.capture.files import Said
 
-    attack_file(attack, update, model, params, shape, classes, count, client, defense, seed, to, out, err)
+    attack_file(attack, update, Said(model, params, shape, classes, count, client, defense, rate, seed), to, out, err)
+
+
+@app.command(epilog="Example: gradleak audit captures --model minilm")
+def audit(
+    folder: o.Captures, attacks: o.Attacks = [], model: o.ModelSpec = None, params: o.ParamsFile = None,  # noqa: B006
+    shape: o.Shape = None, classes: o.Classes = None, count: o.Count = None, client: o.ClientSpec = None,
+    defense: o.DefenseSpec = None, rate: o.Rate = None, seed: int = 0, to: o.Recovered = Path("recovered"),
+) -> None:
+    """Attack every captured update in a folder; exit 1 if any is explained, 3 if none is."""
+    from gradleak.capture.audit import audit
+    from gradleak.capture.files import Said
+
+    said = Said(model, params, shape, classes, count, client, defense, rate, seed)
+    raise typer.Exit(audit(folder, attacks, said, to, out, err))
 
 
 @app.command("list", epilog="Example: gradleak list defenses")
@@ -153,12 +168,16 @@ def list_names(kind: o.Kind = "") -> None:
     out.print(catalogue(kind))
 
 
-@app.command(epilog="Example: gradleak doctor")
-def doctor() -> None:
-    """Check this installation, and say what is missing for which part."""
-    from gradleak.report.catalogue import diagnosis
+@app.command(epilog="Example: gradleak doctor captures/round-1/client-7")
+def doctor(
+    update: o.UpdatePlace = None, model: o.ModelSpec = None, params: o.ParamsFile = None, shape: o.Shape = None,
+    classes: o.Classes = None, count: o.Count = None, client: o.ClientSpec = None, defense: o.DefenseSpec = None,
+    rate: o.Rate = None,
+) -> None:
+    """Check this installation; or say why an update cannot be inverted as captured (exit 3), and what to set."""
+    from gradleak.report.doctor import doctor
 
-    out.print(diagnosis())
+    raise typer.Exit(doctor(update, (model, params, shape, classes, count, client, defense, rate), out))
 
 
 def main() -> None:

@@ -36,6 +36,9 @@ class Learner:
             n.removeprefix(prefix): p.detach() for n, p in module.named_parameters() if p.requires_grad}
         if not self.params:
             raise UsageError("the model has no trainable parameters: no update would be sent; unfreeze some")
+        self.kind = next(iter(self.params.values())).dtype
+        self.frozen = {name: value for name, value in (*module.named_parameters(), *module.named_buffers())
+                       if value.is_floating_point() and not value.requires_grad}
         self.modes: dict[Mode, nn.Module] = {"train": _without_running_statistics(module), "eval": _twin(module).eval()}
         if example is None:
             x = torch.ones(2, *shape).to(next(iter(self.params.values())))
@@ -57,6 +60,9 @@ class Learner:
 
     def _called(self, params: Params, x: Tensor, extra: Mapping[str, Tensor], mode: Mode) -> Tensor:
         named = {self.prefix + name: value for name, value in params.items()}
+        kind = next(iter(params.values())).dtype
+        if kind != self.kind:  # asked in another precision: what is frozen must follow
+            named = {**{name: value.to(kind) for name, value in self.frozen.items()}, **named}
         return functional_call(self.modes[mode], named, (x,), dict(extra))  # type: ignore[no-any-return]
 
     def loss(self, params: Params, batch: Batch, mode: Mode, rng: Rng | None = None) -> Tensor:
