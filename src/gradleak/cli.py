@@ -52,13 +52,14 @@ def run(
     """Run an audit, or go on where it stopped; print the verdicts and write the report."""
     from gradleak.audit import drive
     from gradleak.audit.verdict import exit_code
-    from gradleak.report import rows, terminal
+    from gradleak.report import economics, rows, terminal
     from gradleak.report.html import write
 
     with going_on():
         done = drive.run(drive.load(audit), to, workers, err)
     judged = rows.rows(done)
     terminal.print_rows(judged, out)
+    economics.print_economics(done, judged, out)
     out.print(f"report: {write(done, show_truth)}", highlight=False, soft_wrap=True)
     raise typer.Exit(exit_code(judged))
 
@@ -89,13 +90,14 @@ def show(directory: o.RunDir, as_json: o.AsJson = False) -> None:
     """Print a run's verdicts."""
     from gradleak.audit.store import open_run
     from gradleak.audit.verdict import exit_code
-    from gradleak.report import rows, terminal
+    from gradleak.report import economics, rows, terminal
 
     if as_json:
         sys.stdout.write(json.dumps(rows.as_json(directory), indent=1) + "\n")
         return
-    judged = rows.rows(open_run(directory))
+    judged = rows.rows(done := open_run(directory))
     terminal.print_rows(judged, out)
+    economics.print_economics(done, judged, out)
     raise typer.Exit(exit_code(judged))
 
 

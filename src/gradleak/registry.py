@@ -19,6 +19,7 @@ Maker = TypeVar("Maker", bound=Callable[..., Any])
 PACKAGES = {
     "attack": "gradleak.attacks",
     "suite": "gradleak.audit.suite",
+    "training": "gradleak.audit.training",
     "defense": "gradleak.defenses",
     "metric": "gradleak.metrics",
     "prior": "gradleak.attacks.parts.language",

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gradleak.audit import utility
 from gradleak.audit.plan import Audit, checked, from_table, read
 from gradleak.audit.store import Run
 from gradleak.engines import here, processes
@@ -37,18 +38,35 @@ def run(audit: Audit, to: Path | None = None, workers: int = 1, console: Console
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"{store.path}: another gradleak is running this audit; wait, or choose --out") from None
-        _run_jobs(store, workers or os.cpu_count() or 1, console or Console(stderr=True, quiet=True))
+        shown = console or Console(stderr=True, quiet=True)
+        _run_jobs(store, workers or os.cpu_count() or 1, shown)
+        _train(store, shown)
     return store
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+                    TextColumn("{task.fields[cells]}"), TimeElapsedColumn(), TextColumn("left"),
+                    TimeRemainingColumn(), console=console, transient=not console.is_terminal)
+
+
+def _train(store: Run, console: Console) -> None:
+    """Train the task under each defense, where the audit asks what they cost."""
+    jobs = [(job, cell, utility.folder_of(store, job)) for job, cell in utility.jobs(store.audit())]
+    if not jobs:
+        return
+    with _bar(console) as bar:
+        task = bar.add_task("training", total=len(jobs), cells="")
+        for number, (job, cell, folder) in enumerate(jobs):
+            bar.update(task, completed=number, cells=f"{number}/{len(jobs)} trainings")
+            utility.run_job(job, cell, folder, lambda share, n=number: bar.update(task, completed=n + share))  # type: ignore[misc]
 
 
 def _run_jobs(store: Run, workers: int, console: Console) -> None:
     jobs = [(cell, folder) for cell, folder in store.cells() if not folder.done]
     weights = [cell.evaluations * cell.trials * cell.batch for cell, _ in jobs]
     shares = [0.0] * len(jobs)
-    bar = Progress(TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-                   TextColumn("{task.fields[cells]}"), TimeElapsedColumn(), TextColumn("left"),
-                   TimeRemainingColumn(), console=console, transient=not console.is_terminal)
-    with bar:
+    with _bar(console) as bar:
         task = bar.add_task("attacking", total=sum(weights), cells=f"0/{len(jobs)} cells")
 
         def tell(number: int, share: float) -> None:

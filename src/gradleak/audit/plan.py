@@ -145,6 +145,8 @@ class Audit:
     seed: int = 0
     budget: str = "10 min"
     leak_at: dict[str, float] = field(default_factory=dict)
+    utility: str | None = None
+    """How to train the task under each defense, to see what it costs: `federated(rounds=300)`; none: do not."""
 
     def cells(self) -> list[Cell]:
         """Every row, in the order of the file. Threats a defense makes no difference to are kept: rows are compared."""
@@ -259,6 +261,12 @@ def _problems(audit: Audit) -> Iterator[str]:
         if name not in measured:
             yield f"leak_at: {name!r} is not among the metrics: {did_you_mean(name, sorted(measured))}"
     seen: set[str] = set()
+    if audit.utility is not None:
+        try:
+            registry.build("training", parse(audit.utility))
+        except GradleakError as problem:
+            seen.add(f"utility: {problem}")
+            yield f"utility: {problem}"
     for cell in cells:
         for check in (cell.defender, cell.opponent, cell.walk, cell.assumed, cell.one_by_one, cell.scorers,
                       cell.grants):

@@ -14,6 +14,7 @@ from gradleak.audit.store import CellDir, Run, read_json, to_toml, write_whole
 from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, settings, together
 from gradleak.errors import GradleakError
 from gradleak.report import plots
+from gradleak.report.economics import economics, frontiers, leakage, said
 from gradleak.report.measures import attacks_together, by_lead, columns, leading, measure, of_text
 from gradleak.report.members import Share, members
 from gradleak.report.rows import rows
@@ -124,6 +125,7 @@ def page(run: Run, show_truth: bool = False) -> str:
     return environment.from_string((here / "page.html").read_text("utf-8")).render(
         css=Markup((here / "page.css").read_text("utf-8")),
         audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
+        economics=(bought := economics(run, judged)), frontiers=list(frontiers(bought)), said=said, leaked=leakage,
         strengths=list(strengths(judged)), ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
         overall=attacks_together(judged), columns=columns(judged),
         private=any(row.epsilon is not None for row in judged), sentences=True in texts,

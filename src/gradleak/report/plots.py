@@ -77,6 +77,37 @@ def strength(points: Sequence[Point], axis: str, level: Level | None, title: str
         return _svg(figure, title)
 
 
+@dataclass(frozen=True)
+class Offer:
+    """One defense setting in the plane of worth and leakage: each a mean with its interval."""
+
+    number: int
+    worth: tuple[float, float, float]
+    leakage: tuple[float, float, float]
+    held: bool
+    front: bool
+
+
+def frontier(offers: Sequence[Offer], across: str, up: str, level: Level | None, title: str) -> Markup:
+    """Leakage against what the trained model is worth; numbers lead to the table. Filled: held. Joined: the front."""
+    with _drawing(title, 3.4) as (figure, axes):
+        for offer in offers:
+            (x, *ends), (y, *span) = offer.worth, offer.leakage
+            around, beside = ([[max(at - low, 0)], [max(high - at, 0)]] for at, (low, high) in ((y, span), (x, ends)))
+            axes.errorbar(
+                [x], [y], around, beside, linestyle="none", marker="s" if offer.held else "o", markersize=7,
+                color=MARKS[0][3], elinewidth=0.7, capsize=2, markerfacecolor=MARKS[0][3] if offer.held else "none")
+            axes.annotate(str(offer.number), (x, y), xytext=(6, 6), textcoords="offset points", fontsize=9)
+        front = sorted((o.worth[0], o.leakage[0]) for o in offers if o.front)
+        axes.plot([x for x, _ in front], [y for _, y in front], linestyle="--", color=MARKS[1][3], linewidth=1.1)
+        axes.xaxis.set_major_formatter(_plain)
+        axes.yaxis.set_major_formatter(_plain)
+        _level(axes, level)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        return _svg(figure, title)
+
+
 def progress(traces: Sequence[Trace], axis: str, level: Level | None, logarithmic: bool, title: str) -> Markup:
     """A number over the steps of the search, one thin line a trial."""
     with _drawing(title, 2.5) as (figure, axes):

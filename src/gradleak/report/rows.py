@@ -5,6 +5,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from gradleak.audit import utility
+from gradleak.audit.advice import advise, weighed
 from gradleak.audit.gate import Bars, held_to
 from gradleak.audit.store import Run, open_run
 from gradleak.audit.verdict import Row, compare_threats, picked, row
@@ -22,7 +24,19 @@ def rows(run: Run, most: Bars | None = None) -> list[Row]:
 
 def as_json(path: Path) -> dict[str, Any]:
     """The stable interface of `gradleak show --json`."""
-    return {"cells": [_plain(r) for r in rows(open_run(path))]}
+    run = open_run(path)
+    judged, costs = rows(run), utility.results(run)
+    advice = [asdict(one) for one in advise(weighed(judged, costs))]
+    return {"cells": [{**_plain(r), "utility": _cost(costs.get((r.cell.task, r.cell.defense)))} for r in judged],
+            "advice": advice}
+
+
+def _cost(cost: utility.Utility | None) -> dict[str, Any] | None:
+    if cost is None:
+        return None
+    scores = {"accuracy": cost.accuracy, "f1": cost.f1, "mcc": cost.mcc}
+    return {"rounds": cost.rounds, "seeds": cost.seeds,
+            **{name: {key: _number(v) for key, v in found._asdict().items()} for name, found in scores.items()}}
 
 
 def _mean(values: list[float | None]) -> float | None:
