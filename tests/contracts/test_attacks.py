@@ -17,9 +17,10 @@ from gradleak.audit.store import CellDir
 from gradleak.errors import Unsuited, UsageError
 from gradleak.rng import Rng
 from gradleak.spec import Call, parse
+from gradleak.threats import PROTOCOL
 from gradleak.types import Attack, Guess, Know
 
-SHORT = {"steps": 12, "restarts": 2}
+SHORT = {"steps": 12, "restarts": 2, "features": 400}
 MLP = "image(model=mlp(width=64), data=photos(size=16, count=40))"
 
 
@@ -29,7 +30,7 @@ def short(name: str) -> Attack:
 
 
 READS = {"dlg": {"image", "text"}, "idlg": {"image"}, "ig": {"image"}, "linear": {"image"}, "tag": {"text"},
-         "lamp": {"text"}, "recursive": {"image"}, "subspace": {"image", "text"}}
+         "lamp": {"text"}, "recursive": {"image"}, "ridge_inverter": {"image"}, "subspace": {"image", "text"}}
 """An attack of another package is taken for one on images."""
 
 TASKS = {"recursive": "image(model=lenet, data=photos(size=16, count=40))",
@@ -44,13 +45,16 @@ def attack(request) -> Attack:
 
 @pytest.fixture
 def play(request, play):
-    """The model an attack is made for, if there is only one."""
+    """The model an attack is made for, if there is only one; and what it needs is granted."""
     name = request.node.callspec.params.get("attack", "") if hasattr(request.node, "callspec") else ""
+    needs = short(name).needs - PROTOCOL if isinstance(name, str) and name else frozenset()
 
-    def played(*args, **options):
+    def played(defense="none", who="informed", **options):
         if name in TASKS and options.get("task") == MLP:
             options["task"] = TASKS[name]
-        return play(*args, **options)
+        if Know.PUBLIC_DATA in needs and "task" in options:
+            options["task"] = options["task"].removesuffix(")") + ", public=20)"
+        return play(defense, "+".join([who, *sorted(know.value for know in needs)]), **options)
 
     return played
 

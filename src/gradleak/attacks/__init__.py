@@ -1,6 +1,7 @@
 """What reads data back out of updates. Nothing here may see the truth: see DESIGN section 2."""
 
 from gradleak.attacks.exact import linear, recursive, subspace
+from gradleak.attacks.learned import ridge
 from gradleak.attacks.recipes import dlg, idlg, ig, lamp, tag
 
-__all__ = ["dlg", "idlg", "ig", "lamp", "linear", "recursive", "subspace", "tag"]
+__all__ = ["dlg", "idlg", "ig", "lamp", "linear", "recursive", "ridge", "subspace", "tag"]

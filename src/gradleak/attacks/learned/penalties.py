@@ -1,0 +1,158 @@
+"""Ridge regression with one penalty a block of features, all chosen by leaving one example out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from gradleak.rng import Rng
+
+STEPS, BEGIN, BOUNDS = 30, -3.0, (-8.0, 8.0)
+"""Steps of the search for the penalties' logarithms, where it begins and how far it may go."""
+
+CONSTANT = 100.0
+"""How much more weight an average has than a feature: it is hardly held back."""
+
+IDLE = 0.005
+"""A block that has less than this share in the kernel is left out: it would cost time and change nothing."""
+
+SKETCH = 128
+"""Random directions of the target that stand for all of it while penalties are chosen."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a random defense leaves of a block: its gain (1: all of it), and the variance it adds to each feature."""
+
+    gain: Tensor
+    variance: Tensor
+
+
+def noise(quiet: Tensor, drawn: Tensor, slices: Sequence[slice]) -> Noise:
+    """From the same examples without and with everything random drawn."""
+    gain, variance = [], []
+    for part in slices:
+        still, loud = quiet[:, part], drawn[:, part]
+        kept = (still * loud).sum() / still.square().sum().clamp_min(1e-30)
+        rest = (loud - kept * still).square().mean()
+        exact = torch.equal(still, loud)
+        gain.append(torch.ones_like(kept) if exact else kept)
+        variance.append(torch.zeros_like(rest) if exact else rest)
+    return Noise(torch.stack(gain), torch.stack(variance))
+
+
+@dataclass(frozen=True)
+class Scales:
+    """By how much each block's features are multiplied before a regression with penalty 1 (0: left out), and the
+    squared error to expect of one on the sample alone."""
+
+    factors: Tensor
+    error: float
+
+
+def chosen(features: Tensor, target: Tensor, slices: Sequence[slice], noisy: Noise, total: int, rng: Rng) -> Scales:
+    """Penalties from a sample of centred examples, for a regression on `total` of them.
+
+    A feature with noise of variance s on top is worth what ridge regression makes of it with a penalty of N s beside
+    its own: the noise is integrated out, not drawn. What the noise on the example left out costs is counted too.
+    """
+    n = len(features)
+    power = torch.stack([features[:, part].square().sum() / n for part in slices])
+    live = [i for i in range(len(slices)) if float(power[i]) > 1e-20]
+    if not live:
+        return Scales(torch.zeros(len(slices)).to(features), float(target.square().mean()))
+    kernels = torch.stack([features[:, slices[i]] @ features[:, slices[i]].T / power[i] for i in live]).double()
+    spread = (noisy.variance[live] / power[live]).double()
+    width = target.shape[1]
+    goal = (target if width <= SKETCH else target @ rng.normal((width, SKETCH), target) / SKETCH**0.5).double()
+    left_out = LeftOut(kernels, spread, goal, width)
+    found = minimize(left_out, [BEGIN] * len(live), jac=True, method="L-BFGS-B", bounds=[BOUNDS] * len(live),
+                     options={"maxiter": STEPS})
+    best, error = torch.from_numpy(found.x).to(goal), float(found.fun)
+    share = 1 / (total * spread + best.exp())
+    share = share.where(share > IDLE * share.sum(), torch.zeros_like(share))
+    factors = torch.zeros(len(slices)).to(features)
+    factors[live] = (share / power[live]).sqrt().to(features)
+    return Scales(factors, error)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Squared error on an example left out, by the shortcut that needs no second fit, and what its noise adds.
+
+    Called with the penalties' logarithms; gives the error and its slope in them.
+    """
+
+    kernels: Tensor
+    spread: Tensor
+    goal: Tensor
+    width: int
+
+    def __call__(self, logs: Any) -> tuple[float, Any]:
+        penalty = torch.as_tensor(logs).to(self.goal).exp()
+        n, weight = len(self.goal), 1 / (len(self.goal) * self.spread + penalty)
+        whole = torch.einsum("b,bij->ij", weight, self.kernels)
+        # The average is learned too: what was centred together with the example left out would tell of it.
+        whole += CONSTANT * whole.diagonal().mean()
+        whole.diagonal().add_(1.0)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(whole))
+        dual, own = inverse @ self.goal, inverse.diagonal()[:, None]
+        size = dual.square().sum(1, keepdim=True)
+        noisy = self.spread * weight.square()
+        added = (self.kernels @ dual * dual).sum((1, 2))
+        error = (size / own.square()).mean() + (noisy * added).sum()
+        outer = torch.einsum("b,bij->ij", noisy, self.kernels) @ dual
+        pull = inverse @ (dual / own.square() / n + outer)
+        slope = 2 * ((inverse * (size / own**3 / n).T) @ inverse - pull @ dual.T)
+        each = torch.einsum("ij,bij->b", slope, self.kernels) + 2 * self.spread * weight * added
+        in_logs = -each * weight.square() * penalty
+        return float(error) / self.width, (in_logs / self.width).numpy()
+
+
+Rows = Iterator[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """target = mean + (features - centre) @ weights."""
+
+    weights: Tensor
+    centre: Tensor
+    mean: Tensor
+
+
+def solved(rows: Rows, total: int, centre: Tensor, mean: Tensor) -> Line:
+    """A ridge regression with penalty 1 on `total` rows of features and targets, given piece by piece.
+
+    By the smaller of two matrices: with more rows than features, none of them is kept. `centre` and `mean` are guesses
+    of the averages, so that what is summed up stays small.
+    """
+    if total <= len(centre):
+        pieces = [(features - centre, target - mean) for features, target in rows]
+        features, target = (torch.cat(part) for part in zip(*pieces, strict=True))
+        off, over = features.mean(0), target.mean(0)
+        features -= off
+        return Line(features.T @ _over(features @ features.T, target - over), centre + off, mean + over)
+    square = torch.zeros(len(centre), len(centre)).to(centre)
+    cross, off, over = torch.zeros(len(centre), len(mean)).to(centre), torch.zeros_like(centre), torch.zeros_like(mean)
+    for features, target in rows:
+        features, target = features - centre, target - mean
+        square.addmm_(features.T, features)
+        cross.addmm_(features.T, target)
+        off += features.sum(0) / total
+        over += target.sum(0) / total
+    square.addr_(off, off, alpha=-total)
+    cross.addr_(off, over, alpha=-total)
+    return Line(_over(square, cross), centre + off, mean + over)
+
+
+def _over(square: Tensor, right: Tensor) -> Tensor:
+    """(square + 1)^-1 right; the matrix is used up."""
+    square.diagonal().add_(1.0)
+    root, failed = torch.linalg.cholesky_ex(square)
+    if int(failed):  # too ill-conditioned for float32
+        root = torch.linalg.cholesky(square.double())
+    return torch.cholesky_solve(right.to(root), root).to(right)

@@ -1,0 +1,149 @@
+"""Learned inversion: hashing, penalties, the closed form."""
+
+import numpy as np
+import pytest
+import torch
+
+from gradleak import registry
+from gradleak.attacks.learned.examples import Pictures
+from gradleak.attacks.learned.hashing import bins, hashed, signs
+from gradleak.attacks.learned.penalties import LeftOut, chosen, noise, solved
+from gradleak.errors import UsageError
+from gradleak.rng import Rng
+from gradleak.spec import parse
+
+DIGITS = "image(model=mlp(width=16), data=digits, public=150)"
+
+
+def test_bins_are_even_and_signs_independent_of_them() -> None:
+    found = bins(0, 100_000, 100)
+    each = torch.bincount(found, minlength=100).float()
+    assert int(found.min()) == 0 and int(found.max()) == 99 and 20 < float(each.std()) < 45
+    side = signs(0, 100_000).float()
+    assert abs(float(side.mean())) < 0.02 and abs(float((side * (found % 2 * 2 - 1)).mean())) < 0.02
+    assert torch.equal(bins(500, 600, 100), found[500:600])
+    assert float((bins(0, 10_000, 100, key=1) == found[:10_000]).float().mean()) < 0.03
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_hashing_sums_what_falls_into_a_bin(signed: bool) -> None:
+    rows = Rng(0).normal((3, 1000), torch.zeros(()))
+    plain = torch.zeros(3, 50)
+    for i, place in enumerate(bins(0, 1000, 50).tolist()):
+        plain[:, place] += rows[:, i] * (int(signs(i, i + 1)) if signed else 1)
+    assert torch.allclose(hashed([rows], 50, signed), plain, atol=1e-4)
+    assert torch.allclose(hashed([rows[:, :333], rows[:, 333:].reshape(3, 23, 29)], 50, signed), plain, atol=1e-4)
+
+
+def test_signed_sums_keep_inner_products() -> None:
+    rows = Rng(0).normal((2, 20_000), torch.zeros(()))
+    short = hashed([rows], 4000, signed=True)
+    assert torch.allclose(short @ short.T, rows @ rows.T, atol=2000)
+
+
+def _regression():
+    """Two blocks of features: one tells most of the target, one nothing."""
+    truth = Rng(1).normal((20, 4), torch.zeros(()))
+    told = Rng(2).normal((300, 20), truth)
+    idle = 5 * Rng(3).normal((300, 30), truth)
+    target = told @ truth + Rng(4).normal((300, 4), truth)
+    return torch.cat([told, idle], 1), target, [slice(0, 20), slice(20, 50)]
+
+
+def test_penalties_find_the_block_that_tells() -> None:
+    features, target, slices = _regression()
+    quiet = noise(features[:8], features[:8], slices)
+    assert quiet.gain.tolist() == [1, 1] and quiet.variance.tolist() == [0, 0]
+    scales = chosen(features, target, slices, quiet, 300, Rng(0))
+    weights = scales.factors.square() * torch.tensor([20.0, 750.0])
+    assert float(weights[0]) > 100 * float(weights[1])
+    assert 1 < scales.error < 1.3
+
+
+def test_the_error_left_out_is_that_of_a_second_fit() -> None:
+    features, target, slices = _regression()
+    features, target = features[:40] - features[:40].mean(0), target[:40] - target[:40].mean(0)
+    quiet = noise(features, features, slices)
+    scales = chosen(features, target, slices, quiet, 40, Rng(0))
+    spread = scales.factors.repeat_interleave(torch.tensor([20, 30]))
+    errors = []
+    for i in range(40):
+        rest = torch.arange(40) != i
+        line = solved(iter([(features[rest] * spread, target[rest])]), 39, torch.zeros(50), torch.zeros(4))
+        found = line.mean + (features[i] * spread - line.centre) @ line.weights
+        errors.append(float((found - target[i]).square().mean()))
+    assert scales.error == pytest.approx(sum(errors) / 40, rel=0.25)
+
+
+def test_the_slope_is_that_of_the_error() -> None:
+    features, target, slices = _regression()
+    kernels = torch.stack([features[:40, part] @ features[:40, part].T for part in slices]).double()
+    left_out = LeftOut(kernels, torch.tensor([0.01, 0.1]).double(), target[:40].double(), 4)
+    at = np.array([-1.0, 2.0])
+    _, slope = left_out(at)
+    for i in range(2):
+        step = np.eye(2)[i] * 1e-5
+        assert (left_out(at + step)[0] - left_out(at - step)[0]) / 2e-5 == pytest.approx(slope[i], rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [20, 200])
+def test_both_ways_to_solve_agree_with_least_squares(rows: int) -> None:
+    features, target, _ = _regression()
+    features, target = features[:rows] + 3, target[:rows] - 2
+    pieces = zip(features.split(7), target.split(7), strict=True)
+    line = solved(pieces, rows, features[:5].mean(0), target[:5].mean(0))
+    x, y = (features - features.mean(0)).double(), (target - target.mean(0)).double()
+    plain = torch.linalg.solve(x.T @ x + torch.eye(50), x.T @ y)
+    assert torch.allclose(line.weights.double(), plain, atol=1e-3)
+    assert torch.allclose(line.centre, features.mean(0), atol=1e-4)
+
+
+def test_noise_is_heard_and_costs() -> None:
+    features, target, slices = _regression()
+    loud = features + Rng(9).normal(features.shape, features)
+    heard = noise(features, loud, slices)
+    assert heard.gain.tolist() == pytest.approx([1, 1], abs=0.05)
+    assert heard.variance.tolist() == pytest.approx([1, 1], rel=0.1)
+    quiet = noise(features, features, slices)
+    assert chosen(features, target, slices, heard, 300, Rng(0)).error > 2 * chosen(
+        features, target, slices, quiet, 300, Rng(0)).error
+
+
+def test_batches_stand_in_an_order_of_their_own() -> None:
+    images = Rng(0).uniform((12, 1, 2, 2), torch.zeros(()))
+    x, y = Pictures(images, None, torch.tensor([1, 1, 4]), 3)(torch.arange(12))
+    light = x.flatten(2).mean(2)
+    assert y.tolist() == [[1, 1, 4]] * 12 and bool((light[:, 0] <= light[:, 1]).all())
+    own = torch.arange(12) % 3
+    x, y = Pictures(images, own, None, 3)(torch.arange(12))
+    assert torch.equal(y, y.sort(1).values)
+    for row, labels in zip(x, y, strict=True):
+        for image, label in zip(row, labels, strict=True):
+            where = (images == image).flatten(1).all(1).nonzero().item()
+            assert own[where] == label
+
+
+def answer(play, attack: str, defense: str = "none", count: int = 1, task: str = DIGITS) -> float:
+    """PSNR of what an informed attacker with public data reads."""
+    scores = []
+    for trial in range(2):
+        scene = play(defense, "informed+public_data", count, trial=trial, task=task)
+        *_, guess = registry.build("attack", parse(attack)).guesses(scene.seen, Rng(1))
+        error = (guess.reading - scene.secret.readings).square().flatten(1).mean(1)
+        scores.append(float(-10 * error.mean().log10()))
+    return sum(scores) / 2
+
+
+def test_ridge_reads_through_defenses_it_knows(play) -> None:
+    pytest.importorskip("sklearn")
+    assert answer(play, "ridge_inverter") > 20
+    assert answer(play, "ridge_inverter", "noise(relative=1)") > 15
+    whole = answer(play, "ridge_inverter", "sign")
+    assert whole > 14
+    assert answer(play, "ridge_inverter(relabel=false)", "sign") < whole
+    assert answer(play, "ridge_inverter(features=60)", "sign") < whole
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        registry.build("attack", parse("ridge_inverter(features=0)"))
