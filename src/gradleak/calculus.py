@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradleak.factored import Stacked, Value, dense
+from gradleak.rng import Rng
 from gradleak.tap import Layer, Untapped, inputs, layers, tapped
 from gradleak.types import Batch, Client, Params, Replay, Update
 
@@ -106,6 +107,29 @@ def each_lane(change: Callable[[Update], Update], update: Update) -> Update:
     if lanes > 1:
         return torch.vmap(change)(whole)
     return {name: value[None] for name, value in change({k: v[0] for k, v in whole.items()}).items()}
+
+
+def averaged(client: Client, params: Params, batch: Batch, rng: Rng | None, clients: int) -> Update:
+    """The mean of what several clients send who share the batch out among themselves, each in its own stream."""
+    lanes = _factored_lanes.get() or 1
+    places = torch.arange(len(batch.x), device=batch.x.device).reshape(lanes, -1)
+    shares = [part.flatten() for part in places.tensor_split(min(clients, places.shape[1]), 1)]
+    total: dict[str, Value] = {}
+    for who, rows in enumerate(shares):
+        own = Batch(batch.x[rows], batch.y[rows], {name: value[rows] for name, value in batch.extra.items()})
+        sent = cast(Stacked, client(params, own, rng / "client" / who if rng else None))
+        for name, value in sent.items():
+            part, before = value * (1 / len(shares)), total.get(name)
+            total[name] = part if before is None else _added(before, part)
+    return cast(Update, total)
+
+
+def _added(one: Value, other: Value) -> Value:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one + other
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        raise Untapped("a layer is factored for one client and not for another")
+    return one.plus(other)
 
 
 def clipped_mean(client: Client, params: Params, batch: Batch, bound: float) -> Update:

@@ -69,6 +69,11 @@ class Cell:
     def defender(self) -> Defense:
         return registry.build("defense", parse(self.defense))  # type: ignore[no-any-return]
 
+    @property
+    def examples(self) -> int:
+        """How many are behind an update: a batch a client that sends."""
+        return self.batch * int(getattr(self.defender(), "clients", 1))
+
     def participation(self) -> Participation:
         return registry.build("client", parse(self.client))  # type: ignore[no-any-return]
 
@@ -278,7 +283,8 @@ def _problems(audit: Audit) -> Iterator[str]:
                     yield str(problem)
     if seen:
         return
-    for task, size in sorted({(cell.task, max(audit.batch)) for cell in cells}):
+    for task in sorted({cell.task for cell in cells}):
+        size = max(cell.examples for cell in cells if cell.task == task)
         try:
             world = _world(task, audit.seed)
         except GradleakError as problem:

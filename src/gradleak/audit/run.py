@@ -65,7 +65,7 @@ def stage(cell: Cell, trial: int) -> Stage:
     world, rng = cell.world(), Rng(cell.seed)
     part, assumed, defense, who = cell.participation(), cell.assumed(), cell.defender(), threat(cell.threat)
     client = part.of(world.learner)
-    secret = world.draw(cell.batch, trial, part, rng / "data")
+    secret = world.draw(cell.examples, trial, part, rng / "data")
     sent = send(world, part, client, defense, secret, rng / "round" / cell.batch / trial)
     believed = client if cell.assume == cell.client else assumed.of(world.learner)
     release = replace(sent.release, sites=partial(assumed.sites, world.learner))  # where the attacker thinks it drops
@@ -104,7 +104,7 @@ def answer(cell: Cell, trial: int, folder: CellDir, progress: Progress) -> tuple
                               f"add it, as in {'+'.join([cell.threat, *lacking])}", []), {}
     scene, began = stage(cell, trial), time.monotonic()
     release = scene.sent.release
-    typical = checks.typical_length(lambda b: scene.client(release.params, b, None), scene.seen, cell.batch, Rng(0))
+    typical = checks.typical_length(lambda b: scene.client(release.params, b, None), scene.seen, cell.examples, Rng(0))
     warnings = list(checks.before(release.update, scene.sent.strength, typical, scene.sent.alive))
     if not checks.finite(release.update):
         return _failed(trial, None, warnings), {}

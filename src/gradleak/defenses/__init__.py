@@ -1,5 +1,6 @@
 """What a client does to its update before sending it, each with what an informed attacker does about it."""
 
+from gradleak.defenses.aggregate import Aggregate
 from gradleak.defenses.chain import Chain
 from gradleak.defenses.clip import Clip
 from gradleak.defenses.dpsgd import DpSgd
@@ -9,4 +10,4 @@ from gradleak.defenses.prune import Prune
 from gradleak.defenses.quantise import Quantise
 from gradleak.defenses.sign import Sign
 
-__all__ = ["Chain", "Clip", "DpSgd", "Noise", "Nothing", "Prune", "Quantise", "Sign"]
+__all__ = ["Aggregate", "Chain", "Clip", "DpSgd", "Noise", "Nothing", "Prune", "Quantise", "Sign"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from gradleak.defenses.accounting import Privacy
 from gradleak.defenses.dpsgd import DpSgd
@@ -27,6 +28,11 @@ class Chain:
     @property
     def per_example(self) -> bool:
         return any(getattr(part, "per_example", False) for part in self.parts)
+
+    @property
+    def clients(self) -> int:
+        """How many send together."""
+        return prod(getattr(part, "clients", 1) for part in self.parts)
 
     @property
     def privacy(self) -> Privacy | None:

@@ -20,6 +20,7 @@ from gradleak.report.members import Share, members
 from gradleak.report.rows import rows
 from gradleak.report.samples import Sample, samples
 from gradleak.report.sentences import Said, Stage, emergence
+from gradleak.report.stages import over_training
 from gradleak.report.terminal import epsilon
 from gradleak.threats import PROTOCOL, threat
 from gradleak.types import Know, Metric
@@ -126,7 +127,8 @@ def page(run: Run, show_truth: bool = False) -> str:
         css=Markup((here / "page.css").read_text("utf-8")),
         audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
         economics=(bought := economics(run, judged)), frontiers=list(frontiers(bought)), said=said, leaked=leakage,
-        strengths=list(strengths(judged)), ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
+        strengths=list(strengths(judged)), stages=list(over_training(judged)),
+        ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
         overall=attacks_together(judged), columns=columns(judged),
         private=any(row.epsilon is not None for row in judged), sentences=True in texts,
         examples="examples" if len(texts) > 1 else "sentences" if True in texts else "images",

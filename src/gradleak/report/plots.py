@@ -2,11 +2,11 @@
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -105,6 +105,35 @@ def frontier(offers: Sequence[Offer], across: str, up: str, level: Level | None,
         _level(axes, level)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
+        return _svg(figure, title)
+
+
+class Span(NamedTuple):
+    """A mean with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def training(lines: Mapping[str, Mapping[int, Span]], steps: Sequence[int], axis: str, level: Level | None,
+             title: str) -> Markup:
+    """A number at several points of training, evenly spaced whatever lies between; one line a defense and threat."""
+    with _drawing(title) as (figure, axes):
+        for number, (name, found) in enumerate(lines.items()):
+            marker, fill, line, colour = MARKS[number % len(MARKS)]
+            places = [steps.index(at) + 0.04 * number for at in sorted(found)]
+            spans = [found[at] for at in sorted(found)]
+            axes.errorbar(places, [s.mean for s in spans],
+                          [[max(s.mean - s.low, 0) for s in spans], [max(s.high - s.mean, 0) for s in spans]],
+                          linestyle=line, marker=marker, markersize=6, color=colour, linewidth=0.9, capsize=2.5,
+                          markerfacecolor=colour if fill == "full" else "none", label=_short(name))
+        axes.set_xticks(range(len(steps)), ["fresh" if not at else f"{at:,}" for at in steps])
+        axes.yaxis.set_major_formatter(_plain)
+        _level(axes, level)
+        axes.set_xlabel("steps of training before the audited update")
+        axes.set_ylabel(axis)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=1, borderaxespad=0, handlelength=2.6)
         return _svg(figure, title)
 
 

@@ -42,7 +42,8 @@ class Sample:
 
 def samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth: bool) -> Iterator[Sample]:
     """Every sample of a row, beside what came back of it in the weakest row; the truth only where it is asked for."""
-    beside = {t["trial"]: t for t in weakest.trials} if weakest else {}
+    same = {t["trial"]: t["ids"] for t in row.trials}  # an aggregate is of other examples than one client's update
+    beside = {t["trial"]: t for t in weakest.trials if t["ids"] == same.get(t["trial"])} if weakest else {}
     for record in row.trials:
         trial = record["trial"]
         readings = _readings(record, folders[row.cell.key])
