@@ -1,6 +1,7 @@
 """What defenses buy and what they cost: leakage under the standard suite, the model trained under each, epsilon.
 
-python bench/economics.py suite               standard-v1 beside each of its attacks alone; how long `quick` takes
+python bench/economics.py suite               standard-v1 beside each of its attacks alone, sample by sample
+python bench/economics.py quick               how long the quick profile takes on two cores
 python bench/economics.py opacus              DP-SGD beside Opacus: epsilon, and its own training loop, three seeds
 python bench/economics.py dlg  --cifar FILE   DLG's defense table on CIFAR-10: MSE, accuracy drop, epsilon
 python bench/economics.py cola --data DIR     MCC on CoLA (MiniLM) under noise and pruning as in LAMP, DP-SGD as in GRAB
@@ -9,23 +10,36 @@ The same command with the same --out goes on where it stopped. Reports with the 
 """
 
 import argparse
+import copy
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from common import CIFAR
+import torch
+import torch.nn.functional as F
+from common import CIFAR, measured
 from rich.console import Console
 from text import cola
 
+from gradleak import registry
 from gradleak.audit import utility
 from gradleak.audit.drive import run
 from gradleak.audit.plan import Audit
 from gradleak.audit.store import Run
+from gradleak.audit.training import part_of, split, train
+from gradleak.audit.utility import federated
 from gradleak.audit.verdict import Row
+from gradleak.defenses.dpsgd import DpSgd
 from gradleak.report.html import write
 from gradleak.report.rows import rows
+from gradleak.rng import Rng
+from gradleak.spec import parse
+from gradleak.world.data import Images
 
+LENET = "image(model=lenet, data=photos(size=32))"
+MINILM = "text(model=minilm, data=sentences)"
 SIGMAS = (0.001, 0.005, 0.01)
 KEEPS = (0.1, 0.01)
 MULTIPLIERS = (0.01, 0.1, 0.3)
@@ -86,9 +100,108 @@ def audited(audit: Audit, out: Path, lead: str) -> None:
     print(f"report: {write(done)}")
 
 
+def alone(task: str, client: str, threats: str, batches: Sequence[int], trials: int) -> None:
+    """standard-v1 beside each of its attacks alone, sample by sample, by the lead metric and by what counts as read."""
+    for batch in batches:
+        for profile in ("quick", "full") if batch == 1 else ("quick",):
+            suite = f"standard-v1({profile})"
+            members = registry.build("suite", parse(suite)).members("text(" in task)
+            audit = Audit(task=task, client=client, threats=(threats,), batch=(batch,), trials=trials, budget="2 h",
+                          attacks=(suite, *(m.attack for m in members)))
+            with tempfile.TemporaryDirectory() as folder:
+                together, *each = rows(run(audit, Path(folder) / "run", 1))
+            lead = "rougeL" if "text(" in task else "psnr"
+            print(f"{task}, batch {batch}, {suite}: read {together.leaked} of {together.samples}, "
+                  f"mean {lead} {together.scores[lead].mean:.2f}, {together.seconds / trials:.1f} s a trial")
+            for single in each:
+                if lead not in single.scores:
+                    print(f"  {single.cell.attack}: no answer ({single.reasons[0][:90]})")
+                    continue
+                read = [t["leaked"] for t in single.trials]
+                behind = sum(bool(one) and not both for mine, ours in zip(read, (t["leaked"] for t in together.trials),
+                                                                          strict=True)
+                             for one, both in zip(mine, ours, strict=False))
+                print(f"  {single.cell.attack}: read {single.leaked}, mean {single.scores[lead].mean:.2f}; samples it "
+                      f"reads and the suite does not: {behind}")
+
+
+def quick(task: str, client: str) -> None:
+    """The quick profile as a gate would run it: with and without a defense, both attackers, four updates each."""
+    audit = Audit(task=task, client=client, attacks=("standard-v1(quick)",), trials=4, defenses=("none", "sign"),
+                  budget="3 min")
+    began = time.monotonic()
+    judged = measured(audit, 2)
+    print(f"quick, {task}, {len(judged)} rows of {audit.trials} updates: {time.monotonic() - began:.0f} s; "
+          + ", ".join(f"{r.cell.defense} {r.cell.threat} {r.verdict} {r.leaked}/{r.samples}" for r in judged))
+
+
+def opacus_loop(images: Images, private: DpSgd, rounds: int, batch: int, rate: float, seed: int) -> float:
+    """Opacus's own engine on the same network, data, noise, clipping and optimiser; accuracy on the same test part."""
+    from opacus import PrivacyEngine
+
+    world = registry.build("task", parse(DIGITS)).open(Rng(0) / "task")
+    parts = split(federated(TRAINING.format(rounds=rounds, batch=batch, rate=rate)), world.pool, Rng(seed) / "utility")
+    model = copy.deepcopy(world.learner.modes["train"]).requires_grad_(True)
+    inside = torch.cat([*parts.shards])
+    data = torch.utils.data.TensorDataset(images.x[inside], images.y[inside])
+    loader = torch.utils.data.DataLoader(data, batch_size=batch, generator=torch.Generator().manual_seed(seed))
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    engine = PrivacyEngine()
+    torch.manual_seed(seed)
+    model, optimiser, loader = engine.make_private(module=model, optimizer=optimiser, data_loader=loader,
+                                                   noise_multiplier=private.noise, max_grad_norm=private.clip)
+    done = 0
+    while done < rounds:
+        for x, y in loader:
+            if done == rounds:
+                break
+            optimiser.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimiser.step()
+            done += 1
+    with torch.no_grad():
+        said = model(images.x[parts.tested]).argmax(1)
+    return float((said == images.y[parts.tested]).float().mean())
+
+
+DIGITS = "image(model=mlp(width=64), data=digits)"
+TRAINING = "federated(rounds={rounds}, clients=1, batch={batch}, rate={rate}, every={rounds})"
+
+
+def beside_opacus(rounds: int = 200, batch: int = 64, rate: float = 0.005) -> None:
+    """Epsilon against Opacus called directly, and accuracy against its own training loop."""
+    from opacus.accountants import create_accountant
+
+    for accountant in ("rdp", "prv"):
+        gaps = []
+        for multiplier in (0.6, 1.0, 2.0):
+            for share, steps in ((0.01, 1000), (0.1, 200), (1.0, 1)):
+                spec = f"dpsgd(clip=1, multiplier={multiplier}, steps={steps}, rate={share}, accountant={accountant})"
+                ours = registry.build("defense", parse(spec)).privacy.epsilon
+                direct = create_accountant(mechanism=accountant)
+                direct.history = [(multiplier, share, steps)]
+                gaps.append(abs(ours / direct.get_epsilon(delta=1e-5) - 1))
+        print(f"epsilon by {accountant}: at most {max(gaps):.1e} relative from Opacus over {len(gaps)} settings")
+    images = registry.build("data", parse("digits")).load()
+    share = round(batch / (0.7 * len(images.x)), 4)
+    spec = f"dpsgd(clip=1.0, epsilon=8, steps={rounds}, rate={share}, accountant=rdp)"
+    private = registry.build("defense", parse(spec))
+    audit = Audit(task=DIGITS, defenses=("none", spec), utility=TRAINING.format(rounds=rounds, batch=batch, rate=rate))
+    for seed in range(3):
+        theirs = opacus_loop(images, private, rounds, batch, rate, seed)
+        found = []
+        for job, cell in utility.jobs(audit):
+            course = replace(job, seed=seed).course(cell)
+            state = train(course, course.begin(), lambda state: None)
+            table = course.confusion({**state, **{f"best.{k}": v for k, v in part_of(state, "now").items()}})
+            found.append(float(table.diagonal().sum() / table.sum()))
+        print(f"seed {seed}: accuracy without privacy {found[0]:.3f}; epsilon {private.privacy.epsilon:.2f}, "
+              f"multiplier {private.noise:.3f}: ours {found[1]:.3f}, Opacus's loop {theirs:.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cola", "dlg"])
+    parser.add_argument("what", choices=["suite", "quick", "opacus", "dlg", "cola"])
     parser.add_argument("--data", type=Path, default=Path(__file__).parent.parent / "data")
     parser.add_argument("--cifar", type=Path, default=CIFAR)
     parser.add_argument("--rounds", type=int, default=150)
@@ -96,7 +209,15 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out or Path(tempfile.mkdtemp())
     began = time.monotonic()
-    if given.what == "cola":
+    if given.what == "suite":
+        alone(LENET, "one_step", "informed", (1, 2), 4)
+        alone(MINILM, "one_step(mode=eval)", "informed", (1, 2), 4)
+    elif given.what == "quick":
+        quick(LENET, "one_step")
+        quick(MINILM, "one_step(mode=eval)")
+    elif given.what == "opacus":
+        beside_opacus()
+    elif given.what == "cola":
         audited(cola_audit(given.data, out.with_name(f"{out.name}-data"), given.rounds), out, "rougeL")
     else:
         audited(dlg_audit(given.cifar, given.rounds), out, "mse")

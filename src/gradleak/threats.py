@@ -12,17 +12,32 @@ from gradleak.types import Batch, Client, Defense, Facts, Know, Observation, Par
 PROTOCOL = frozenset({Know.COUNT, Know.LOCAL_STEPS})
 """What a server learns by running the protocol: it sets the local steps and is told the number of examples."""
 
+Rounds = tuple[tuple[Client, Params], ...]
+"""The weights of each round, with the client as far as it is known."""
+
 _PRESETS = {"curious": frozenset[Know](), "informed": frozenset({Know.DEFENSE})}
 
 
-def _replay(client: Client, params: Params, batch: Batch) -> Update:
-    return client(params, batch, None)
+def _replay(rounds: Rounds, batch: Batch) -> Update:
+    return {_named(name, number): value for number, (client, params) in enumerate(rounds)
+            for name, value in client(params, batch, None).items()}
 
 
-def _rehearse(client: Client, defense: Defense | None, params: Params, batch: Batch, rng: Rng | None) -> Update:
-    if defense is None:
-        return client(params, batch, rng)
-    return defense.clean(defense.protect(client)(params, batch, rng))
+def _named(name: str, number: int) -> str:
+    """A parameter of the first round by its own name, which is what attacks that read layers look for."""
+    return f"{number}:{name}" if number else name
+
+
+def _rehearse(
+    client: Client, defense: Defense | None, rounds: tuple[Params, ...], batch: Batch, rng: Rng | None,
+) -> Update:
+    found: dict[str, Tensor] = {}
+    for number, params in enumerate(rounds):
+        draws = rng / number if rng and number else rng
+        sent = client(params, batch, draws) if defense is None else defense.clean(
+            defense.protect(client)(params, batch, draws))
+        found |= {_named(name, number): value for name, value in sent.items()}
+    return found
 
 
 @dataclass(frozen=True)
@@ -37,17 +52,21 @@ class Threat:
 
     def observe(self, release: Release, client: Client, defense: Defense) -> Observation:
         """What this attacker works with. Knowing the defense means replaying through it and undoing what can be."""
-        params = {name: value.detach().requires_grad_() for name, value in release.params.items()}
-        update = {name: value.detach().clone() for name, value in release.update.items()}
         facts = Facts({key: self._told(release, key) for key in self.knows | PROTOCOL if key in release.facts})
         known = defense if Know.DEFENSE in self.knows else None
-        rehearse = partial(_rehearse, client, known, params)
         if known is not None:
             facts.used.add(Know.DEFENSE)
-            client = defense.mimic(client, update)
-            update = dict(defense.clean(update))
-        return Observation(params, update, release.shape, release.classes, partial(_replay, client, params), facts,
-                           release.vocabulary, release.sites, rehearse)
+        rounds: list[tuple[Client, Params]] = []
+        seen: dict[str, Tensor] = {}
+        for number, (weights, sent) in enumerate(((release.params, release.update), *release.later)):
+            update: Update = {name: value.detach().clone() for name, value in sent.items()}
+            params = {name: value.detach().requires_grad_() for name, value in weights.items()}
+            rounds.append((client if known is None else known.mimic(client, update), params))
+            update = update if known is None else known.clean(update)
+            seen |= {_named(name, number): value for name, value in update.items()}
+        return Observation(rounds[0][1], seen, release.shape, release.classes, partial(_replay, tuple(rounds)), facts,
+                           release.vocabulary, release.sites,
+                           partial(_rehearse, client, known, tuple(params for _, params in rounds)))
 
     def _told(self, release: Release, key: Know) -> object:
         """A fact as this attacker gets it: lengths in the order of the labels would tell of labels not granted."""

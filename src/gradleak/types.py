@@ -182,11 +182,16 @@ class Release:
     facts: Mapping[Know, object]
     vocabulary: Vocabulary | None = None
     sites: Callable[[Batch], tuple[Site, ...]] = _no_sites
+    later: tuple[tuple[Params, Update], ...] = ()
+    """Weights and updates of later rounds of the same client on the same examples."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The attacker's whole world: the weights, the update, and a replay of the client as far as it is known."""
+    """The attacker's whole world: the weights, the update, and a replay of the client as far as it is known.
+
+    Where several rounds were seen, the update and the replay hold all of them: a parameter of round n > 0 is `n:name`.
+    """
 
     params: Params
     update: Update

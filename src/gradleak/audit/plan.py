@@ -89,7 +89,7 @@ class Cell:
         defense = self.defender()
         if not getattr(defense, "per_example", False):
             return
-        if dict(self.participation().protocol) != {"steps": 1}:
+        if self.participation().protocol.get("steps", 1) != 1:
             raise UsageError(f"{self.defense}: each example's gradient is clipped in one step, but {self.client} takes "
                              "several; use one_step")
         getattr(defense, "privacy", None)  # asks the accountant, which may be missing

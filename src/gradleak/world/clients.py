@@ -1,7 +1,7 @@
 """What a participant computes from the weights it was sent. Each is a description; `of(learner)` makes the client."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -171,3 +171,40 @@ class LocalSteps:
     @property
     def protocol(self) -> Mapping[str, float]:
         return {"steps": self.steps, "rate": self.rate}
+
+
+@register("client", "rounds")
+@dataclass(frozen=True)
+class Rounds:
+    """The same client seen `times` times with the same examples; in between the server takes a step of `rate`.
+
+    What it would be to take part again and again: an attacker matches all its updates at once.
+    """
+
+    client: Participation = field(default_factory=OneStep)
+    times: int = 3
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.times < 1 or self.rate < 0:
+            raise UsageError(f"{self!r}: times from 1, and a rate of 0 or more")
+
+    def of(self, learner: Learner) -> Client:
+        """Of one round: between rounds the server acts."""
+        return self.client.of(learner)
+
+    def random(self, learner: Learner, count: int) -> bool:
+        return self.client.random(learner, count)
+
+    def dropped(self, learner: Learner, batch: Batch, rng: Rng) -> Mapping[str, Tensor]:
+        return self.client.dropped(learner, batch, rng)
+
+    def sites(self, learner: Learner, batch: Batch) -> tuple[Site, ...]:
+        return ()  # other masks each round: no one guess holds them all
+
+    def order(self, count: int, rng: Rng) -> Tensor:
+        return self.client.order(count, rng)
+
+    @property
+    def protocol(self) -> Mapping[str, float]:
+        return {**self.client.protocol, "rounds": self.times}

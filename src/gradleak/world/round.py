@@ -1,6 +1,6 @@
 """One round: the client computes, the defense acts, the update leaves."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gradleak.residual import distance, norm
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Client, Defense, Know, Release, Secret
-from gradleak.world.clients import Participation
+from gradleak.types import NOTHING, Batch, Client, Defense, Know, Params, Release, Secret, Update
+from gradleak.world.clients import Participation, Rounds
+from gradleak.world.learner import Learner
 from gradleak.world.public import frequencies
 from gradleak.world.task import World
 
@@ -42,21 +43,42 @@ def send(
     """Play the client once, with and without the defense, on the same draws."""
     learner, params = world.learner, world.learner.params
     masks = participation.dropped(learner, secret.batch, rng / "client")
-    batch = replace(secret.batch, extra={**secret.batch.extra, **masks})  # so that a defense may part the examples
     with torch.no_grad():
-        plain = client(params, batch, rng / "client")
-        update = defense.protect(client)(params, batch, rng / "client")
+        plain = client(params, _with(secret.batch, masks), rng / "client")
+        update = defense.protect(client)(params, _with(secret.batch, masks), rng / "client")
+        later = tuple(_later(learner, participation, defense.protect(client), secret.batch, update, rng))
     facts: dict[Know, object] = {
         Know.COUNT: len(secret.ids), Know.LOCAL_STEPS: dict(participation.protocol), Know.DEFENSE: repr(defense),
         **_of_batch(secret, world.vocabulary is not None),
     }
     facts |= _of_public(world)
+    if later:
+        masks = {}  # each round drops anew
     if masks:  # the one fact that keeps the client's order of examples
         facts[Know.DROPOUT] = dict(masks)
     release = Release(params, update, learner.shape, learner.classes, facts, world.vocabulary,
-                      partial(participation.sites, learner))
+                      partial(participation.sites, learner), later)
     alive = sum(bool(value.any()) for value in plain.values()) / len(plain)
     return Sent(release, distance(update, plain).l2, norm(plain), alive, masks)
+
+
+def _with(batch: Batch, masks: Mapping[str, Tensor]) -> Batch:
+    """With what is dropped among its extras, so that a defense may part the examples."""
+    return replace(batch, extra={**batch.extra, **masks})
+
+
+def _later(
+    learner: Learner, participation: Participation, client: Client, batch: Batch, update: Update, rng: Rng,
+) -> Iterator[tuple[Params, Update]]:
+    """The rounds after the first: the server steps along what it was sent, the client sends again."""
+    params = learner.params
+    if not isinstance(participation, Rounds):
+        return
+    for number in range(1, participation.times):
+        here = rng / "client" / number
+        params = {name: value - participation.rate * update[name] for name, value in params.items()}
+        update = client(params, _with(batch, participation.dropped(learner, batch, here)), here)
+        yield params, update
 
 
 def _of_batch(secret: Secret, text: bool) -> dict[Know, object]:
