@@ -30,7 +30,8 @@ def short(name: str) -> Attack:
 
 
 READS = {"dlg": {"image", "text"}, "idlg": {"image"}, "ig": {"image"}, "linear": {"image"}, "tag": {"text"},
-         "lamp": {"text"}, "recursive": {"image"}, "ridge_inverter": {"image"}, "subspace": {"image", "text"}}
+         "lamp": {"text"}, "grab": {"text"}, "recursive": {"image"}, "ridge_inverter": {"image"},
+         "subspace": {"image", "text"}}
 """An attack of another package is taken for one on images."""
 
 TASKS = {"recursive": "image(model=lenet, data=photos(size=16, count=40))",

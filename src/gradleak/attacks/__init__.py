@@ -2,6 +2,6 @@
 
 from gradleak.attacks.exact import linear, recursive, subspace
 from gradleak.attacks.learned import ridge
-from gradleak.attacks.recipes import dlg, idlg, ig, lamp, tag
+from gradleak.attacks.recipes import dlg, grab, idlg, ig, lamp, tag
 
-__all__ = ["dlg", "idlg", "ig", "lamp", "linear", "recursive", "ridge", "subspace", "tag"]
+__all__ = ["dlg", "grab", "idlg", "ig", "lamp", "linear", "recursive", "ridge", "subspace", "tag"]

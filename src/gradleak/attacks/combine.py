@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gradleak.attacks.descent import Descent
+from gradleak.attacks.descent import EXPLAINED, Descent
+from gradleak.attacks.search import Beam
 from gradleak.errors import UsageError
 from gradleak.residual import residual
 from gradleak.rng import Rng
@@ -64,6 +65,62 @@ class Stages:
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         yield from _in_turn(list(self.attacks), seen, rng, start, hand_over=True)
+
+
+@dataclass(frozen=True)
+class Alternate:
+    """A descent and a beam in turn, each going on from the other's answer; over once a round ends with the words it
+    began with, or they explain the update. The answer that matches best is kept from round to round."""
+
+    descent: Descent
+    beam: Beam
+    rounds: int = 5
+    again: int | None = None
+    """Steps of the rounds after the first, if they are fewer."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UsageError(f"rounds={self.rounds}: at least 1")
+
+    @property
+    def needs(self) -> frozenset[Know]:
+        return self.descent.needs
+
+    @property
+    def evaluations(self) -> int:
+        return sum(self._round(number).evaluations for number in range(self.rounds))
+
+    def _round(self, number: int) -> Descent:
+        steps = self.descent.steps if not number or self.again is None else min(self.again, self.descent.steps)
+        return replace(self.descent, steps=steps, beam=self.beam)
+
+    def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
+        first, begun, inner = self._restored(start)
+        for number in range(first, self.rounds):
+            for guess in self._round(number).guesses(seen, rng / number, inner):
+                over = guess.step == guess.steps and (
+                    number + 1 == self.rounds or float(guess.state["told.off"]) < EXPLAINED
+                    or (begun is not None and torch.equal(guess.reading, begun)))
+                done = PARTS * (number + 1) if guess.step == guess.steps else (
+                    PARTS * number + (PARTS - 1) * guess.step // guess.steps)
+                state = {"round": torch.tensor(number), **({} if begun is None else {"begun": begun}),
+                         **{f"inner.{k}": v for k, v in guess.state.items()}}
+                yield replace(guess, step=PARTS * self.rounds if over else done, steps=PARTS * self.rounds, state=state)
+                if over:
+                    return
+            begun, inner = guess.reading, replace(guess, state={})
+
+    def _restored(self, start: Guess | None) -> tuple[int, torch.Tensor | None, Guess | None]:
+        """The round to go on with, the words it began with, and the guess it goes on from."""
+        if start is None or "round" not in start.state:
+            return 0, None, start
+        number = int(start.state["round"])
+        if start.step == PARTS * self.rounds:
+            return self.rounds, None, None
+        if start.step == PARTS * (number + 1):
+            return number + 1, start.reading, replace(start, state={})
+        inner = {k.removeprefix("inner."): v for k, v in start.state.items() if k.startswith("inner.")}
+        return number, start.state.get("begun"), replace(start, state=inner)
 
 
 @dataclass(frozen=True)

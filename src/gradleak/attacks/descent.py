@@ -1,7 +1,7 @@
 """The one matching loop: change candidates until the replayed update looks like the observed one."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import torch
@@ -16,13 +16,13 @@ from gradleak.attacks.parts.schedules import Number
 from gradleak.attacks.parts.spaces import Pixels, Space
 from gradleak.attacks.parts.tokens import TokenRoom
 from gradleak.attacks.scoring import Scoring
-from gradleak.attacks.search import Rearrange, Substitute
+from gradleak.attacks.search import Beam, Rearrange, Substitute
 from gradleak.errors import Unsuited, UsageError
 from gradleak.factored import Reference, dense
 from gradleak.lanes import Lanes
 from gradleak.residual import distance, residual
 from gradleak.rng import Rng
-from gradleak.types import Batch, Guess, Know, Observation
+from gradleak.types import NOTHING, Batch, Guess, Know, Observation
 
 FLOOR = 1e-12
 """Mismatches below this are rounding: their logarithm is not worth minimising."""
@@ -58,6 +58,10 @@ class Descent:
     refine: Substitute | None = None
     screen: Objective | None = None
     """What judges whole candidates, where the objective itself is too slow for that."""
+    beam: Beam | None = None
+    """What searches for words after the last step, sweep by sweep."""
+    judge: Objective = objectives.cosine
+    """By what answers in words are compared."""
     lanes: int = 1
     yields: int = 40
 
@@ -77,22 +81,29 @@ class Descent:
     def evaluations(self) -> int:
         return round(self.steps * self.lanes * self.optimiser.per_step)
 
+    @property
+    def ends(self) -> int:
+        """Its last step, the sweeps included."""
+        return self.steps + (self.beam.sweeps if self.beam else 0)
+
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         if seen.next_word:
             raise Unsuited("the model predicts words, so that its labels are the sentences themselves; this attack "
                            "reads what a classifier was given, as in model=minilm")
-        run = Matching(self, seen, self.labels.read(seen, rng / "labels"), rng)
         resumed = start is not None and "z" in start.state
+        read = _labels(seen, start, self.labels.read(seen, rng / "labels"))
+        run = Matching(self, seen, read, rng, _lengths(seen, start))
         state = dict(start.state) if resumed and start else run.begin(start)
         every = max(1, self.steps // self.yields)
         said = monotonic()
-        for step in range(int(state["step"]), self.steps):
-            state = run.advance(state, step)
-            due = (step + 1) % every == 0 or step + 1 == self.steps
+        while int(state["step"]) < self.ends:
+            step = int(state["step"])
+            state = run.advance(state, step) if step < self.steps else run.sweep(state, step)
+            due = (step + 1) % every == 0 or step + 1 >= self.steps
             if due:
                 state = run.judge(state)
             if run.explained(state):
-                state["step"] = torch.tensor(self.steps)
+                state["step"] = torch.tensor(self.ends)
             if due or run.explained(state) or monotonic() - said > PULSE:
                 yield run.guess(state)
                 said = monotonic()
@@ -103,16 +114,18 @@ class Descent:
 class Matching:
     """One descent on one observation."""
 
-    def __init__(self, plan: Descent, seen: Observation, read: Read, rng: Rng) -> None:
+    def __init__(
+        self, plan: Descent, seen: Observation, read: Read, rng: Rng, lengths: Tensor | None = None,
+    ) -> None:
         self.plan, self.seen, self.read, self.rng = plan, seen, read, rng
         self.n = count(seen)
-        self.room = plan.space.open(seen, self.n)
+        self.room = plan.space.open(seen, self.n, lengths)
         self.size = torch.Size(self.room.shape).numel()
         self.like = next(iter(seen.params.values())).detach()
         self.fixed = read.labels.to(self.like.device)
         words = self.room.tokens > 0
-        x, y = self.unpack(self._random(2 if words else plan.lanes, rng))
-        self.replay = Lanes(seen.replay, x, y, self.room.extra(len(x)), factor=words)
+        z = self._random(2 if words else plan.lanes, rng)
+        self.replay = Lanes(seen.replay, *self.unpack(z), self.extra(z), factor=words)
         self.reference = Reference(seen.update, self.room.tokens)
         self.scoring = Scoring(self.replay, plan.screen or plan.objective, self.reference)
 
@@ -126,12 +139,20 @@ class Matching:
         z = self._random(self.plan.lanes, self.rng)
         if start is not None:
             z[0, : self.size] = self.room.encode(start.batch.x.detach().to(z)[None])[0]
+            kept = self.room.kept(start.batch.extra)
+            if kept is not None:
+                z[0, self._beside] = kept.to(z)
         elif self.plan.starts > 1:
             for lane in range(len(z)):
                 z[lane] = self._best_start(self.rng / "starts" / lane)
         worst = torch.full((len(z),), torch.inf).to(z)
         inner = {f"optimiser.{k}": v for k, v in self.plan.optimiser.begin(z).items()}
-        return {"z": z, "best": z.clone(), "match": worst, "step": torch.zeros((), dtype=torch.long), **inner}
+        state = {"z": z, "best": z.clone(), "match": worst, "step": torch.zeros((), dtype=torch.long), **inner}
+        if isinstance(self.room, TokenRoom):
+            state |= {"lengths": self.room.lengths, "labels": self.fixed}
+        if start is None or not isinstance(self.room, TokenRoom) or start.reading.shape != self.room.shape[:2]:
+            return state
+        return self.tell(state, start.reading, self.unpack(z)[1][0], z[0, self._beside])
 
     def _best_start(self, rng: Rng) -> Tensor:
         """Of several random candidates the one that matches best; then of several orders of its words."""
@@ -157,12 +178,35 @@ class Matching:
             raise Unsuited("words are searched for in text only")
         return self.room
 
+    @property
+    def rescoring(self) -> Scoring | None:
+        """Where candidates are only screened: what judges the best of them again."""
+        return None if self.plan.screen is None else Scoring(self.replay, self.plan.objective, self.reference)
+
+    @property
+    def told_lengths(self) -> bool:
+        """Whether the sentences' lengths are known for certain."""
+        return Know.LENGTHS in self.seen.facts or self.n == 1
+
+    @property
+    def told_labels(self) -> bool:
+        return Know.LABELS in self.seen.facts
+
     def unpack(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates (R x B x ...) and their labels, hard or soft."""
         x = self.room.decode(z[:, : self.size])
         if not self.read.joint:
             return x, self.fixed.expand(len(z), *self.fixed.shape)
-        return x, z[:, self.size :].reshape(len(z), self.n, self.seen.classes).softmax(-1)
+        return x, z[:, self._beside.stop :].reshape(len(z), self.n, self.seen.classes).softmax(-1)
+
+    @property
+    def _beside(self) -> slice:
+        """Where the unknowns beside the data are."""
+        return slice(self.size, self.size + self.room.beside)
+
+    def extra(self, z: Tensor) -> dict[str, Tensor]:
+        """What goes to the model beside these candidates."""
+        return self.room.extra(len(z), z[:, self._beside] if self.room.beside else None)
 
     def evaluator(self, step: int) -> Evaluate:
         plan = self.plan
@@ -171,7 +215,7 @@ class Matching:
         def evaluate(z: Tensor) -> Value:
             z = z.detach().requires_grad_()
             x, y = self.unpack(z)
-            match = plan.objective(self.replay(x, y, self.room.extra(len(x))), self.reference)
+            match = plan.objective(self.replay(x, y, self.extra(z)), self.reference)
             total = match.clamp_min(FLOOR).log() if plan.log else match
             for weight, prior in priors:
                 if weight:
@@ -189,6 +233,7 @@ class Matching:
         settled = self.room.settle(self.unpack(z)[0])
         if settled is not None:
             z[:, : self.size] = self.room.encode(settled)
+        z[:, self._beside] = z[:, self._beside].clamp(0, 1)
         better = value.match < state["match"]
         moved = {**state, "z": z, "best": torch.where(better[:, None], judged, state["best"]),
                  "match": torch.where(better, value.match, state["match"]), "step": torch.tensor(step + 1),
@@ -200,33 +245,54 @@ class Matching:
                     moved = plan.refine.improve(self, moved, self.rng / "refine" / step / number)
         return moved
 
+    def sweep(self, state: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        """One pass of the beam; where it finds nothing better the others are left out."""
+        assert self.plan.beam is not None
+        before = float(state["told.off"])
+        state = self.plan.beam.improve(self, state, self.rng / "beam" / step)
+        idle = float(state["told.off"]) >= before
+        return {**state, "step": torch.tensor(self.plan.ends if idle else step + 1)}
+
     def judge(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """For words: keep the answer whose replay is nearest to the update, of those so far and of all lanes now."""
         if not isinstance(self.room, TokenRoom):
             return state
-        x, y = self.unpack(torch.cat([state["z"], state["best"]]))
-        told, ids = self.room.answer(x, y)
-        off = Scoring(self.replay, objectives.cosine, self.reference)(told.x, y, told.extra)
+        both = torch.cat([state["z"], state["best"]])
+        x, y = self.unpack(both)
+        ids, beside = self.room.readings(x, both[:, self._beside])
+        y = y.repeat(len(ids) // len(y), *[1] * (y.ndim - 1))
+        told = self.room.told(ids, y, beside)
+        off = Scoring(self.replay, self.plan.judge, self.reference)(told.x, y, told.extra)
         lane = int(torch.nan_to_num(off, nan=torch.inf).argmin())
-        exact = residual(self.seen, _lane(told, lane)).cosine if float(off[lane]) < NEAR else float(off[lane])
-        if "told.off" in state and exact >= float(state["told.off"]):
-            return state
-        return {**state, "told.off": torch.tensor(exact, dtype=torch.float64), "told.ids": ids[lane],
-                "told.y": y[lane]}
+        near = not float(off[lane]) >= NEAR
+        return self.tell(state, ids[lane], y[lane], beside[lane], None if near else float(off[lane]))
 
-    def slope(self, x: Tensor, y: Tensor) -> Value:
+    def slope(self, x: Tensor, y: Tensor, extra: Mapping[str, Tensor] | None = None) -> Value:
         """The objective at stacked candidates, and its gradient in them."""
         x = x.detach().requires_grad_()
-        match = self.scoring.objective(self.replay(x, y, self.room.extra(len(x))), self.reference)
+        given = self.room.extra(len(x)) if extra is None else extra
+        match = self.scoring.objective(self.replay(x, y, given), self.reference)
         (gradient,) = torch.autograd.grad(match.sum(), x)
         return Value(match.detach(), match.detach(), gradient)
 
-    def tell(self, state: dict[str, Tensor], ids: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """An answer found otherwise, if it is better."""
-        off = residual(self.seen, _lane(self.words.told(ids[None], y[None]), 0)).cosine
-        if off >= float(state["told.off"]):
+    def tell(
+        self, state: dict[str, Tensor], ids: Tensor, y: Tensor, beside: Tensor | None = None, off: float | None = None,
+    ) -> dict[str, Tensor]:
+        """An answer, if it is better than the one so far; `off`, if known, is how far it is from the update."""
+        if off is None:
+            off = self._off(self.words.told(ids[None], y[None], None if beside is None else beside[None]))
+        if "told.off" in state and off >= float(state["told.off"]):
             return state
-        return {**state, "told.ids": ids, "told.y": y, "told.off": torch.tensor(off, dtype=torch.float64)}
+        kept = {} if beside is None or not self.room.beside else {"told.beside": beside}
+        return {**state, "told.ids": ids, "told.y": y, "told.off": torch.tensor(off, dtype=torch.float64), **kept}
+
+    def _off(self, told: Batch) -> float:
+        """How far one answer is from the update; near it, in full precision."""
+        if self.plan.judge is not objectives.cosine:
+            off = float(Scoring(self.replay, self.plan.judge, self.reference)(told.x, told.y, told.extra))
+            if not off < NEAR:
+                return off
+        return residual(self.seen, _lane(told, 0)).cosine
 
     def explained(self, state: Mapping[str, Tensor]) -> bool:
         return "told.off" in state and bool(state["told.off"] < EXPLAINED)
@@ -238,8 +304,8 @@ class Matching:
             notes["lane_spread"] = float((state["z"] - state["z"][:1]).abs().max())
         if isinstance(self.room, TokenRoom):
             judged = state if "told.ids" in state else self.judge(state)
-            lane, readings = 0, judged["told.ids"][None]
-            batch = self.room.told(readings, judged["told.y"][None])
+            lane, readings, beside = 0, judged["told.ids"][None], judged.get("told.beside")
+            batch = self.room.told(readings, judged["told.y"][None], None if beside is None else beside[None])
         else:
             batch, readings = self.room.answer(*self.unpack(state["best"]))
             with torch.no_grad():
@@ -247,8 +313,23 @@ class Matching:
             sizes = [distance({k: v[i] for k, v in updates.items()}, self.seen.update).cosine
                      for i in range(len(readings))]
             lane = min(range(len(sizes)), key=lambda i: (sizes[i] != sizes[i], sizes[i]))
-        return Guess(_lane(batch, lane), readings[lane], int(state["step"]), self.plan.steps, state, notes)
+        return Guess(_lane(batch, lane), readings[lane], int(state["step"]), self.plan.ends, state, notes)
 
 
 def _lane(batch: Batch, lane: int) -> Batch:
     return Batch(batch.x[lane], batch.y[lane], {name: value[lane] for name, value in batch.extra.items()})
+
+
+def _lengths(seen: Observation, start: Guess | None) -> Tensor | None:
+    """Those of an earlier answer, where none were granted."""
+    if start is None or seen.vocabulary is None or Know.LENGTHS in seen.facts:
+        return None
+    return start.state.get("lengths", (start.reading != NOTHING).sum(1))
+
+
+def _labels(seen: Observation, start: Guess | None, read: Read) -> Read:
+    """Those of an earlier answer, which may belong to other sentences, where none were granted."""
+    if start is None or read.joint or seen.vocabulary is None or Know.LABELS in seen.facts:
+        return read
+    kept = start.state.get("labels", start.batch.y)
+    return read if kept.shape != read.labels.shape else replace(read, labels=kept)

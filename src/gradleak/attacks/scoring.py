@@ -44,25 +44,41 @@ class Scoring:
         return torch.cat(found)
 
     @torch.no_grad()
-    def changed(self, x: Tensor, y: Tensor, extra: Extra, which: int, instead: Tensor) -> Tensor:
-        """A batch (n x L x d) in which one sentence is replaced by each of K others (K x L x d)."""
-        many = len(instead)
+    def changed(
+        self, x: Tensor, y: Tensor, extra: Extra, which: int, instead: Tensor, more: Extra | None = None,
+    ) -> Tensor:
+        """A batch (n x L x d) in which one sentence is replaced by each of K others (K x L x d), with its extras where
+        `more` has them (K x ...)."""
+        many, more = len(instead), more or {}
         if len(x) == 1 or not isinstance(self.objective, ByProducts) or not self._adds_up(x, y, extra):
-            whole = x.expand(many, *x.shape).clone()
-            whole[:, which] = instead
-            return self(whole, y.expand(many, *y.shape), {k: v.expand(many, *v.shape) for k, v in extra.items()})
+            return self._whole(x, y, extra, which, instead, more)
         others = torch.tensor([i for i in range(len(x)) if i != which])
         rest = self._weighed(self.replay(*_picked(x, y, extra, others)), len(others) / len(x))
         constant = products(rest, self.reference)
         one = _picked(x, y, extra, torch.tensor([which]))
         step, found = self.piece(instead.shape[1]), []
-        for part in torch.split(instead, step):
-            lanes = {name: value.expand(len(part), *value.shape[1:]) for name, value in one[2].items()}
+        for at in range(0, many, step):
+            part = instead[at : at + step]
+            lanes = {name: more[name][at : at + step, None] if name in more
+                     else value.expand(len(part), *value.shape[1:]) for name, value in one[2].items()}
             labels = one[1].expand(len(part), *one[1].shape[1:])
             own = self._weighed(self.replay(part[:, None], labels, lanes), 1 / len(x))
             alone, both = products(own, self.reference), crossed(own, rest, self.reference)
             found.append(self.objective.of(Products(
                 alone.dots + constant.dots, alone.squares + 2 * both + constant.squares, constant.sizes)))
+        return torch.cat(found)
+
+    def _whole(self, x: Tensor, y: Tensor, extra: Extra, which: int, instead: Tensor, more: Extra) -> Tensor:
+        """The same, all sentences replayed."""
+        found, step = [], self.piece(x[..., 0].numel())
+        for at in range(0, len(instead), step):
+            part = slice(at, at + step)
+            many = len(instead[part])
+            whole = {"x": x.expand(many, *x.shape).clone(), **{k: v.expand(many, *v.shape) for k, v in extra.items()}}
+            for name, value in {"x": instead, **more}.items():
+                whole[name] = whole[name].clone()
+                whole[name][:, which] = value[part]
+            found.append(self(whole.pop("x"), y.expand(many, *y.shape), whole))
         return torch.cat(found)
 
     def _weighed(self, stacked: Stacked, share: float) -> dict[str, Tensor | Factored]:

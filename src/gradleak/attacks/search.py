@@ -1,18 +1,21 @@
 """The one discrete loop: candidates that differ in words or their order, judged in batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradleak.attacks.parts.language import LanguagePrior
-from gradleak.attacks.parts.moves import ALL, Move, propose
+from gradleak.attacks.parts.moves import ALL, Move, permutations, propose
 from gradleak.attacks.parts.optimisers import Value
 from gradleak.attacks.parts.tokens import TokenRoom
 from gradleak.attacks.scoring import Scoring
+from gradleak.lanes import Extra
 from gradleak.rng import Rng
+from gradleak.types import NOTHING
 
 State = dict[str, Tensor]
 
@@ -28,9 +31,22 @@ class Run(Protocol):
 
     def unpack(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def slope(self, x: Tensor, y: Tensor) -> Value: ...
+    @property
+    def rescoring(self) -> Scoring | None:
+        """What judges the best again, where `scoring` only screens."""
+        ...
 
-    def tell(self, state: State, ids: Tensor, y: Tensor) -> State: ...
+    @property
+    def told_lengths(self) -> bool:
+        """Whether the sentences' lengths are known for certain."""
+        ...
+
+    @property
+    def told_labels(self) -> bool: ...
+
+    def slope(self, x: Tensor, y: Tensor, extra: Extra | None = None) -> Value: ...
+
+    def tell(self, state: State, ids: Tensor, y: Tensor, beside: Tensor | None = None) -> State: ...
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,9 @@ class Rearrange:
                 for name in _along(state):
                     block = state[name][lane, : x[0].numel()].view(x[0].shape)
                     block[which] = block[which][order].clone()
+                    if run.words.masks is not None:
+                        beside = state[name][lane, x[0].numel() : x[0].numel() + run.words.beside]
+                        beside.copy_(run.words.masks.reordered(beside.clone(), which, order))
         return state
 
     def _best(self, run: Run, x: Tensor, y: Tensor, which: int, rng: Rng) -> Tensor:
@@ -133,6 +152,172 @@ class Substitute:
         orders = propose(run.words.inside[which], ALL, self.orders, rng.numpy())
         distinct: Tensor = torch.unique(torch.cat([rows, row[orders]]), dim=0)
         return distinct
+
+
+class Rows(NamedTuple):
+    """Versions of one sentence: tokens (K x L), and for each place the one that what was dropped there came from."""
+
+    ids: Tensor
+    orders: Tensor
+
+    def picked(self, which: Tensor) -> "Rows":
+        return Rows(self.ids[which], self.orders[which])
+
+    def permuted(self, order: Tensor) -> "Rows":
+        return Rows(self.ids[:, order], self.orders[:, order])
+
+
+def _together(parts: Sequence[Rows]) -> Rows:
+    """All of them, each version once: the first."""
+    ids, orders = (torch.cat(part) for part in zip(*parts, strict=True))
+    first: dict[tuple[int, ...], int] = {}
+    for number, row in enumerate(ids.tolist()):
+        first.setdefault(tuple(row), number)
+    return Rows(ids, orders).picked(torch.tensor(list(first.values())))
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Goes through the places of each sentence from left to right; at each, other words are tried there, the word is
+    tried elsewhere, and of all sentences so far the best `width` go on. What was dropped moves with the words.
+
+    Tried are `own` of the sentence's words (all, with 0) and `steep` of the whole vocabulary, those that the slope
+    favours, or of `given`, a list of tokens a place; and `moves` other places. Where lengths are not known, a word may
+    go or come. `solutions` sentences begin: the answer so far, and random orders of it.
+    """
+
+    width: int = 2
+    sweeps: int = 2
+    solutions: int = 1
+    own: int = 4
+    steep: int = 3
+    moves: int = 4
+    given: tuple[tuple[int, ...], ...] = ()
+
+    def improve(self, run: Run, state: State, rng: Rng) -> State:
+        """One sweep."""
+        ids, y = state["told.ids"].clone(), state["told.y"]
+        beside = state.get("told.beside")
+        near = run.words.nearest(run.unpack(state["z"])[0])
+        if not run.told_labels:
+            y = self._relabelled(run, ids, y, beside)
+        for which in range(len(ids)):
+            extra = _extra(run, ids, beside)
+            slope = run.slope(run.words.embed(ids)[None], y[None], {k: v[None] for k, v in extra.items()}).gradient[0]
+            pool = torch.unique(torch.cat([ids[which], near[:, which].flatten()]))
+            pool = pool[torch.tensor(run.words.vocabulary.inner(pool), dtype=torch.bool)]
+
+            def judge(rows: Rows, which: int = which, extra: Extra = extra, beside: Tensor | None = beside) -> Tensor:
+                return self._judged(run, ids, y, extra, beside, which, rows)
+
+            row, order = self._searched(run, ids[which], self._tried(run, slope[which], pool), judge, rng / which)
+            ids[which] = row
+            if beside is not None and run.words.masks is not None:
+                beside = run.words.masks.reordered(beside, which, order)
+        return run.tell(state, ids, y, beside)
+
+    def _tried(self, run: Run, slope: Tensor, pool: Tensor) -> list[Tensor]:
+        """Words for each place."""
+        table = run.words.table
+        favour = (slope @ table[pool].mT).argsort(-1)[:, : self.own or None]
+        steepest = run.words.nearest.steepest(slope, self.steep) if self.steep and not self.given else None
+        found = []
+        for place, best in enumerate(favour):
+            more = steepest[place] if steepest is not None else pool[:0]
+            if place < len(self.given):
+                listed = torch.tensor(self.given[place], dtype=torch.long)
+                more = listed[(slope[place] @ table[listed].mT).argsort()[: self.steep or None]]
+            found.append(torch.unique(torch.cat([pool[best], more])))
+        return found
+
+    def _searched(
+        self, run: Run, row: Tensor, tried: list[Tensor], judge: Callable[[Rows], Tensor], rng: Rng,
+    ) -> tuple[Tensor, Tensor]:
+        inner, draw = torch.tensor(run.words.vocabulary.inner(row)), rng.numpy()
+        orders = permutations(inner, max(1, self.solutions), draw)
+        beams = _together([Rows(row[orders], orders)])
+        for place in range(len(row)):
+            found = [beams]
+            for number in range(len(beams.ids)):
+                one = beams.picked(torch.tensor([number]))
+                found += self._versions(run, one, place, tried[place], draw)
+            if len(found) > 1:
+                rows = _together(found)
+                scores = torch.nan_to_num(judge(rows), nan=torch.inf)
+                beams = rows.picked(scores.argsort(stable=True)[: self.width])
+        return beams.ids[0], beams.orders[0]
+
+    def _versions(self, run: Run, one: Rows, place: int, words: Tensor, draw: np.random.Generator) -> Iterator[Rows]:
+        """A sentence with another word at this place, or with the word there elsewhere."""
+        inner = run.words.vocabulary.inner(one.ids[0])
+        here = torch.arange(len(inner))
+        if not run.told_lengths:
+            yield from self._stretched(run, one, place, words, inner)
+        if not inner[place]:
+            return
+        ids = one.ids.repeat(len(words), 1)
+        ids[:, place] = words
+        yield Rows(ids, one.orders.expand_as(ids))
+        others = [q for q in range(len(inner)) if inner[q] and q != place]
+        for q in draw.permutation(others)[: self.moves].tolist():
+            swapped = here.clone()
+            swapped[[place, q]] = swapped[[q, place]]
+            yield one.permuted(swapped)
+            rest = torch.cat([here[:place], here[place + 1 :]])
+            yield one.permuted(torch.cat([rest[:q], here[place : place + 1], rest[q:]]))
+
+    def _stretched(self, run: Run, one: Rows, place: int, words: Tensor, inner: list[bool]) -> Iterator[Rows]:
+        """Without the word at this place; or with one more, where there is room."""
+        here, last = torch.arange(len(inner)), one.ids[0, -1]
+        if inner[place] and sum(inner) > 1:
+            shorter = one.permuted(torch.cat([here[:place], here[place + 1 :], here[place : place + 1]]))
+            shorter.ids[:, -1] = NOTHING
+            yield shorter
+        closes = len(run.words.vocabulary.closing)
+        if last == NOTHING and place and (inner[place] or (inner[place - 1] and closes)):
+            longer = one.permuted(torch.cat([here[:place], here[-1:], here[place:-1]]))
+            ids = longer.ids.repeat(len(words), 1)
+            ids[:, place] = words
+            yield Rows(ids, longer.orders.expand_as(ids))
+
+    def _judged(
+        self, run: Run, ids: Tensor, y: Tensor, extra: Extra, beside: Tensor | None, which: int, rows: Rows,
+    ) -> Tensor:
+        """The best of the screened are judged again, the others stay behind them."""
+        x = run.words.embed(ids)
+
+        def scored(scoring: Scoring, some: Rows) -> Tensor:
+            more = {"mask": (some.ids != NOTHING).long()}
+            if beside is not None and run.words.masks is not None:
+                more |= run.words.masks.moved(beside, which, some.orders)
+            return scoring.changed(x, y, extra, which, run.words.embed(some.ids), more)
+
+        scores = scored(run.scoring, rows)
+        if run.rescoring is None:
+            return scores
+        best = scores.argsort(stable=True)[: 2 * self.width]
+        again = torch.full_like(scores, torch.inf)
+        again[best] = scored(run.rescoring, rows.picked(best))
+        return again
+
+    def _relabelled(self, run: Run, ids: Tensor, y: Tensor, beside: Tensor | None) -> Tensor:
+        """The labels, two of them exchanged if that fits better."""
+        pairs = [(a, b) for a in range(len(y)) for b in range(a) if y.ndim == 1 and y[a] != y[b]]
+        if not pairs:
+            return y
+        labels = y.repeat(len(pairs) + 1, 1)
+        for number, (a, b) in enumerate(pairs):
+            labels[number, [a, b]] = labels[number, [b, a]]
+        many, extra = len(labels), _extra(run, ids, beside)
+        x = run.words.embed(ids)
+        scores = run.scoring(x.expand(many, *x.shape), labels, {k: v.expand(many, *v.shape) for k, v in extra.items()})
+        return labels[int(torch.nan_to_num(scores, nan=torch.inf).argmin())]
+
+
+def _extra(run: Run, ids: Tensor, beside: Tensor | None) -> dict[str, Tensor]:
+    """What goes to the model beside one batch of words."""
+    whole = run.words.extra(1, None if beside is None else beside[None])
+    return {**{name: value[0] for name, value in whole.items()}, "mask": (ids != NOTHING).long()}
 
 
 def _best_of(row: Tensor, tried: Tensor, judge: Callable[[Tensor], Tensor]) -> Tensor:

@@ -40,6 +40,13 @@ def _layer_cosine(found: Products) -> Tensor:
     return 1 - cosines[:, found.sizes > NEGLIGIBLE * found.sizes.sum()].mean(1)
 
 
+def _norms(found: Products) -> Tensor:
+    return (found.squares - 2 * found.dots + found.sizes).clamp_min(TINY).sqrt().sum(1)
+
+
+norms = ByProducts(_norms)
+"""Sum over the parameters of the length of their difference."""
+
 l2 = ByProducts(_l2)
 """Sum of squared differences."""
 
@@ -56,6 +63,16 @@ def l2_l1(weight: float = 0.01) -> Objective:
     def total(stacked: Stacked, reference: Reference) -> Tensor:
         found = differences(stacked, reference)
         return (found.squares + weight * found.magnitudes).sum(1)
+
+    return total
+
+
+def norms_l1(weight: float = 0.01) -> Objective:
+    """Sum over the parameters of the length of their difference and `weight` times the sum of its magnitudes."""
+
+    def total(stacked: Stacked, reference: Reference) -> Tensor:
+        found = differences(stacked, reference)
+        return (found.squares.clamp_min(TINY).sqrt() + weight * found.magnitudes).sum(1)
 
     return total
 

@@ -1,5 +1,6 @@
 """Where the search moves: unknowns, and how they become data. A space is opened on one observation."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,7 +27,14 @@ class Room(Protocol):
         """How many tokens a candidate batch holds; 0 if it is not made of tokens."""
         ...
 
-    def begin(self, lanes: int, rng: Rng) -> Tensor: ...
+    @property
+    def beside(self) -> int:
+        """How many unknowns a candidate has beside its data, each in [0, 1]."""
+        ...
+
+    def begin(self, lanes: int, rng: Rng) -> Tensor:
+        """Data and what is beside them."""
+        ...
 
     def decode(self, unknowns: Tensor) -> Tensor: ...
 
@@ -36,8 +44,12 @@ class Room(Protocol):
         """Data brought back to where they may be; none if anything goes."""
         ...
 
-    def extra(self, lanes: int) -> dict[str, Tensor]:
+    def extra(self, lanes: int, beside: Tensor | None = None) -> dict[str, Tensor]:
         """What the model needs beside the data, stacked like them."""
+        ...
+
+    def kept(self, extra: Mapping[str, Tensor]) -> Tensor | None:
+        """The unknowns beside the data of a batch with these extras, if they say so much."""
         ...
 
     def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
@@ -48,7 +60,9 @@ class Room(Protocol):
 class Space(Protocol):
     """A kind of unknowns."""
 
-    def open(self, seen: Observation, count: int) -> Room: ...
+    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> Room:
+        """`lengths`, of sentences, where they are taken for granted."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class Pixels:
     box: bool = True
     begin: Begin = "normal"
 
-    def open(self, seen: Observation, count: int) -> "PixelRoom":
+    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "PixelRoom":
         return PixelRoom(seen, count, self.box, self.begin, 0.0)
 
 
@@ -71,7 +85,7 @@ class Smooth:
     box: bool = False
     begin: Begin = "uniform"
 
-    def open(self, seen: Observation, count: int) -> "PixelRoom":
+    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "PixelRoom":
         return PixelRoom(seen, count, self.box, self.begin, self.power)
 
 
@@ -79,6 +93,7 @@ class PixelRoom:
     """Images, as pixels or as weighed frequencies."""
 
     tokens = 0
+    beside = 0
 
     def __init__(self, seen: Observation, count: int, box: bool, begin: Begin, power: float) -> None:
         if seen.vocabulary is not None:
@@ -116,8 +131,11 @@ class PixelRoom:
     def settle(self, data: Tensor) -> Tensor | None:
         return data.clamp(0, 1) if self.box else None
 
-    def extra(self, lanes: int) -> dict[str, Tensor]:
+    def extra(self, lanes: int, beside: Tensor | None = None) -> dict[str, Tensor]:
         return {}
+
+    def kept(self, extra: Mapping[str, Tensor]) -> Tensor | None:
+        return None
 
     def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
         return Batch(data, labels), data.clamp(0, 1)

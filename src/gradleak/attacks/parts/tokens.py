@@ -1,27 +1,40 @@
 """Text as the search sees it: a word embedding for every place inside a sentence's frame."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gradleak.attacks.parts.lengths import lengths
+from gradleak.attacks.parts import lengths as estimates
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import NOTHING, Batch, Know, Observation, Vocabulary
+
+if TYPE_CHECKING:
+    from gradleak.attacks.parts.masks import Masks
+    from gradleak.attacks.parts.places import Places
 
 
 @dataclass(frozen=True)
 class Embeddings:
     """Word embeddings; what opens and closes a sentence is known and stays. `scaled` starts them at the length that
-    words have, else they are standard normal."""
+    words have, else they are standard normal. With `placed` each is read both as the word it is nearest to and as a
+    word that belongs somewhere else."""
 
     scaled: bool = True
+    placed: bool = False
 
-    def open(self, seen: Observation, count: int) -> "TokenRoom":
+    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "TokenRoom":
         if seen.vocabulary is None:
             raise Unsuited("this attack reads text, and the data are images; use an image attack, such as ig")
-        return TokenRoom(seen, seen.vocabulary, count, self.scaled)
+        room = TokenRoom(seen, seen.vocabulary, count, self.scaled, lengths)
+        if self.placed:
+            from gradleak.attacks.parts.places import places
+
+            room.places = places(seen, room)
+        return room
 
 
 class Nearest:
@@ -86,9 +99,13 @@ def _granted_masks(seen: Observation, length: int) -> dict[str, Tensor]:
 class TokenRoom:
     """Sentences of given or estimated lengths."""
 
-    def __init__(self, seen: Observation, vocabulary: Vocabulary, count: int, scaled: bool) -> None:
+    def __init__(
+        self, seen: Observation, vocabulary: Vocabulary, count: int, scaled: bool, lengths: Tensor | None = None,
+    ) -> None:
         self.vocabulary, self.table, self.scaled = vocabulary, vocabulary.table, scaled
-        self.lengths = lengths(seen, count)
+        self.lengths = estimates.lengths(seen, count) if lengths is None else lengths
+        self.masks: Masks | None = None
+        self.places: Places | None = None
         self.shape = (count, int(self.lengths.max()), self.table.shape[1])
         self.tokens = int(self.lengths.sum())
         self.nearest = Nearest(vocabulary, allowed(seen, vocabulary))
@@ -114,7 +131,12 @@ class TokenRoom:
         x = rng.normal((lanes, *self.shape), self.table)
         if self.scaled:
             x = x * (self.norm / x.norm(dim=-1, keepdim=True))
-        return self.settle(x).flatten(1)
+        x = self.settle(x).flatten(1)
+        return x if self.masks is None else torch.cat([x, self.masks.begin(lanes, rng, x)], 1)
+
+    @property
+    def beside(self) -> int:
+        return 0 if self.masks is None else self.masks.size
 
     def decode(self, unknowns: Tensor) -> Tensor:
         return unknowns.reshape(-1, *self.shape)
@@ -128,18 +150,41 @@ class TokenRoom:
     def settle(self, data: Tensor) -> Tensor:
         return torch.where(self.inside[..., None], data, self.embed(self.frame))
 
-    def extra(self, lanes: int) -> dict[str, Tensor]:
+    def extra(self, lanes: int, beside: Tensor | None = None) -> dict[str, Tensor]:
         whole = {"mask": self.mask.long(), **self.dropped}
-        return {name: value.expand(lanes, *value.shape) for name, value in whole.items()}
+        learnt = {} if self.masks is None or beside is None else self.masks.extra(beside)
+        return {**{name: value.expand(lanes, *value.shape) for name, value in whole.items()}, **learnt}
+
+    def kept(self, extra: Mapping[str, Tensor]) -> Tensor | None:
+        return None if self.masks is None else self.masks.flat(extra)
+
+    def readings(self, data: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+        """Stacked candidates as words, with what was dropped; where places are read too, first as they stand and then,
+        as many again, in their places."""
+        ids = self.read(data)
+        dropped = beside if self.masks is None else self.masks.trusted(beside)
+        if self.places is None:
+            return ids, dropped
+        found = [self.places(one) for one in data]
+        moved = torch.stack([self.reordered(row, orders) for row, (_, orders) in zip(dropped, found, strict=True)])
+        return torch.cat([ids, torch.stack([words for words, _ in found])]), torch.cat([dropped, moved])
+
+    def reordered(self, beside: Tensor, orders: Tensor) -> Tensor:
+        """What was dropped of one batch, after the tokens of each sentence took other places."""
+        if self.masks is not None:
+            for which, order in enumerate(orders):
+                beside = self.masks.reordered(beside, which, order)
+        return beside
 
     def read(self, data: Tensor) -> Tensor:
         """The nearest words, with the frame around them."""
         return torch.where(self.inside, self.nearest(data), self.frame)
 
-    def told(self, ids: Tensor, labels: Tensor) -> Batch:
+    def told(self, ids: Tensor, labels: Tensor, beside: Tensor | None = None) -> Batch:
         """Stacked rows of tokens as batches to replay."""
         looked_up = {"ids": ids.clamp_min(0)} if self.looks_up else {}
-        return Batch(self.embed(ids), labels, {**self.extra(len(ids)), **looked_up})
+        there = {"mask": (ids != NOTHING).long()}
+        return Batch(self.embed(ids), labels, {**self.extra(len(ids), beside), **there, **looked_up})
 
     def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
         ids = self.read(data)
