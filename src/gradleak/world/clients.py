@@ -183,7 +183,7 @@ class Rounds:
 
     client: Participation = field(default_factory=OneStep)
     times: int = 3
-    rate: float = 0.1
+    rate: float = 0.01
 
     def __post_init__(self) -> None:
         if self.times < 1 or self.rate < 0:
