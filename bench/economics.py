@@ -173,8 +173,9 @@ def opacus_loop(images: Images, private: DpSgd, rounds: int, batch: int, rate: f
 def rounds_together(trials: int = 3) -> None:
     """Noise is drawn anew each round, the photograph is the same: what matching all rounds at once is worth."""
     for times in (1, 8):
-        audit = Audit(task=LENET, client=f"rounds(one_step, times={times}, rate=0.0001)", defenses=(NOISY,), trials=trials,
-                      attacks=("ig(steps=400, restarts=1)",), threats=("informed",), metrics=("psnr",), budget="2 h")
+        audit = Audit(task=LENET, client=f"rounds(one_step, times={times}, rate=0.0001)", defenses=(NOISY,),
+                      trials=trials, attacks=("ig(steps=400, restarts=1)",), threats=("informed",),
+                      metrics=("psnr",), budget="2 h")
         (row,) = measured(audit, 1)
         print(f"{times} rounds under {NOISY}: mean {row.scores['psnr'].mean:.1f} dB, {row.verdict}, "
               f"{row.leaked} of {row.samples} read")

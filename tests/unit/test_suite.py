@@ -7,15 +7,19 @@ import pytest
 
 from gradleak import registry
 from gradleak.audit import several, suite
+from gradleak.audit.drive import run
 from gradleak.audit.plan import Audit, Cell, unmet
 from gradleak.audit.run import rescore, run_cell
 from gradleak.audit.store import CellDir
 from gradleak.audit.suite import Member, Suite
 from gradleak.audit.verdict import Verdict, overall, picked, row
 from gradleak.errors import UsageError
+from gradleak.report.html import page
 from gradleak.report.members import members
+from gradleak.report.rows import as_json
 from gradleak.spec import Call, parse
 from gradleak.threats import PROTOCOL
+from gradleak.types import Know
 
 MLP = "image(model=mlp(width=64), data=photos(size=16, count=40))"
 LENET = "image(model=lenet, data=photos(size=16, count=40))"
@@ -56,13 +60,20 @@ def test_a_dash_joins_names_and_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize("profile", ["full", "quick"])
-def test_every_member_can_be_built_and_none_needs_to_be_told(profile: str) -> None:
+def test_every_member_can_be_built_and_needs_public_data_at_most(profile: str) -> None:
     made = registry.build("suite", parse(f"standard-v1({profile})"))
     for member in (*made.images, *made.words):
-        assert registry.build("attack", parse(member.attack)).needs <= PROTOCOL
+        assert registry.build("attack", parse(member.attack)).needs <= PROTOCOL | {Know.PUBLIC_DATA}
         names = {m.name for m in made.members(member in made.words)}
         assert set(member.over) <= names
     assert made.evaluations > 1 and unmet(cell()) == []
+
+
+def test_a_report_shows_what_each_attack_did(short, tmp_path) -> None:
+    done = run(Audit(task=MLP, attacks=("standard-v1(quick)",), threats=("curious",), trials=1), tmp_path / "run")
+    shown, (told,) = page(done, show_truth=True), as_json(done.path)["cells"]
+    assert "The suite, attack by attack" in shown and "1 spared" in shown
+    assert [m["attack"] for m in told["members"]] == [m.attack for m in SHORT.images] and told["picked"]["psnr"]
 
 
 def test_what_is_read_spares_the_rest(short, tmp_path) -> None:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from gradleak.audit import utility
 from gradleak.audit.drive import run
@@ -12,6 +13,9 @@ from gradleak.audit.plan import Audit, checked
 from gradleak.audit.store import Run
 from gradleak.audit.training import split
 from gradleak.errors import UsageError
+from gradleak.report.economics import print_economics
+from gradleak.report.html import page
+from gradleak.report.rows import as_json, rows
 from gradleak.rng import Rng
 
 TASK = "image(model=mlp(width=16), data=photos(size=8, count=120))"
@@ -107,6 +111,12 @@ def test_an_audit_trains_each_defense_once_for_every_seed(tmp_path) -> None:
     done = run(one, tmp_path / "run")
     assert {defense for _, defense in utility.results(done)} == {"none", "sign"}
     assert all(found.seeds == 2 for found in utility.results(done).values())
+    shown, told = page(done), as_json(done.path)
+    assert "cost-table" in shown and "Pareto front" in shown and told["advice"][0]["sentence"][:40] in shown
+    assert all(0 <= cell["utility"]["accuracy"]["low"] <= cell["utility"]["accuracy"]["high"] for cell in told["cells"])
+    with (tmp_path / "said").open("w") as file:
+        print_economics(done, rows(done), Console(file=file, width=150))
+    assert "buys and costs" in (tmp_path / "said").read_text() and "recommend" in (tmp_path / "said").read_text()
 
 
 @pytest.mark.parametrize(("text", "says"), [("federated(rounds=0)", "from 1"), ("federal", "did you mean")])

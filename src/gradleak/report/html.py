@@ -126,7 +126,7 @@ def page(run: Run, show_truth: bool = False) -> str:
     return environment.from_string((here / "page.html").read_text("utf-8")).render(
         css=Markup((here / "page.css").read_text("utf-8")),
         audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
-        economics=(bought := economics(run, judged)), frontiers=list(frontiers(bought)), said=said, leaked=leakage,
+        economics=(bought := economics(run, judged)), frontiers=list(frontiers(bought)), interval=said, leaked=leakage,
         strengths=list(strengths(judged)), stages=list(over_training(judged)),
         ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
         overall=attacks_together(judged), columns=columns(judged),
