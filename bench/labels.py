@@ -1,6 +1,6 @@
 """Labels of batches with skewed classes, read by every rule: share right in batches of 8 to 128, seconds for 64.
 
-CIFAR-10 at 128 pixels meets ImageNet's EfficientNet-Lite0 in three ways: with a fresh last layer of 10 classes, and
+CIFAR-10 at 96 pixels meets ImageNet's EfficientNet-Lite0 in three ways: with a fresh last layer of 10 classes, and
 with ImageNet's of 1,000, as classes that the images do not show and as those they show.
 
 python bench/labels.py [photos] [cifar]
@@ -32,7 +32,7 @@ def tasks() -> dict[str, list[str]]:
         f"image(model={model}, data={PHOTOS}, train={train}, public=40)"
         for model, train in (("lenet", 0), ("convnet", 0), ("convnet", 100), ("resnet20", 0), ("resnet20", 100))]}
     if cifar():
-        large = f"resized(subset({cifar()}, 1200), size=128)"
+        large = f"resized(subset({cifar()}, 800), size=96)"
         known = f"relabelled({large}, to=(404, 817, 94, 281, 351, 207, 32, 339, 510, 867), of=1000)"
         strange = f"relabelled({large}, to={tuple(range(90, 1000, 100))}, of=1000)"
         found["cifar"] = [f"image(model=efficientnet_lite0, data={data}, public=40)"
@@ -63,12 +63,16 @@ def main() -> None:
                     sent = send(world, part, client, none, secret, Rng(0) / trial)
                     seen = threat("curious+public_data").observe(sent.release, client, none)
                     for rule, way in RULES.items():
+                        if rule == "counted" and "efficientnet" in spec:
+                            continue  # replays the client once a class: minutes a batch
                         began = time.perf_counter()
                         found = way.read(seen, Rng(1)).labels
                         seconds[rule] += (size == 64) * (time.perf_counter() - began) / TRIALS
                         shares[rule][size] += label_accuracy()(found, secret.labels)
             print(f"{spec}\n  {'batch':20} " + " ".join(f"{size:>5}" for size in SIZES) + "   s at 64")
             for rule, each in shares.items():
+                if not each[64]:
+                    continue
                 print(f"  {rule:20} " + " ".join(f"{sum(v) / len(v):5.0%}" for v in each.values())
                       + f" {seconds[rule]:9.2f}", flush=True)
 

@@ -189,6 +189,11 @@ def each_alone(client: Callable[[Batch], Update], batch: Batch) -> Update:
         return {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
 
 
+def inside_lanes() -> bool:
+    """Whether many candidates are being computed at once."""
+    return _inside_lanes.get()
+
+
 def in_lanes(function: Callable[..., Update], *tensors: Tensor) -> Update:
     """Apply to every slice along the first axis at once."""
     token = _inside_lanes.set(True)

@@ -28,16 +28,17 @@ class Lanes:
     """Replays R candidate batches, stacked along a new first axis: factored, or at once, or else in turn.
 
     Which of them the model, the client and the attacker's copy of the defense allow is found by trying two candidates
-    and comparing them with the plain replay.
+    and comparing them with the plain replay. `apart` takes them in turn in any case: for those who watch layers.
     """
 
-    def __init__(self, replay: Replay, x: Tensor, y: Tensor, extra: Extra | None = None, factor: bool = False) -> None:
+    def __init__(self, replay: Replay, x: Tensor, y: Tensor, extra: Extra | None = None, factor: bool = False,
+                 apart: bool = False) -> None:
         self.replay = replay
         tried = (x[:2].detach(), y[:2].detach(), {k: v[:2].detach() for k, v in (extra or {}).items()})
         self.way: Way = "in turn"
         if factor and self._agrees("factored", *tried):
             self.way = "factored"
-        elif len(x) > 1 and self._agrees("at once", *tried):
+        elif len(x) > 1 and not apart and self._agrees("at once", *tried):
             self.way = "at once"
 
     def _agrees(self, way: Way, x: Tensor, y: Tensor, extra: Extra) -> bool:

@@ -20,7 +20,7 @@ from gradleak.spec import Call, parse
 from gradleak.threats import PROTOCOL
 from gradleak.types import Attack, Guess, Know
 
-SHORT = {"steps": 12, "restarts": 2, "features": 400}
+SHORT = {"steps": 12, "restarts": 2, "features": 400, "fit": 3, "latent": 8}
 MLP = "image(model=mlp(width=64), data=photos(size=16, count=40))"
 
 
@@ -30,8 +30,8 @@ def short(name: str) -> Attack:
 
 
 READS = {"dlg": {"image", "text"}, "idlg": {"image"}, "ig": {"image"}, "linear": {"image"}, "tag": {"text"},
-         "lamp": {"text"}, "grab": {"text"}, "recursive": {"image"}, "ridge_inverter": {"image"},
-         "subspace": {"image", "text"}}
+         "lamp": {"text"}, "grab": {"text"}, "gi_gip": {"image"}, "gradinversion": {"image"}, "hf_gradinv": {"image"},
+         "recursive": {"image"}, "ridge_inverter": {"image"}, "subspace": {"image", "text"}}
 """An attack of another package is taken for one on images."""
 
 TASKS = {"recursive": "image(model=lenet, data=photos(size=16, count=40))",

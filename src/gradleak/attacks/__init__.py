@@ -2,6 +2,9 @@
 
 from gradleak.attacks.exact import linear, recursive, subspace
 from gradleak.attacks.learned import ridge
-from gradleak.attacks.recipes import dlg, grab, idlg, ig, lamp, tag
+from gradleak.attacks.recipes import dlg, gi_gip, grab, gradinversion, hf_gradinv, idlg, ig, lamp, tag
 
-__all__ = ["dlg", "grab", "idlg", "ig", "lamp", "linear", "recursive", "ridge", "subspace", "tag"]
+__all__ = [
+    "dlg", "gi_gip", "grab", "gradinversion", "hf_gradinv", "idlg", "ig", "lamp", "linear", "recursive", "ridge",
+    "subspace", "tag",
+]

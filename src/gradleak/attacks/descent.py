@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,15 +12,17 @@ from gradleak.attacks.parts import directions, moves, objectives, schedules
 from gradleak.attacks.parts.labels import Counted, Labels, Read, count
 from gradleak.attacks.parts.objectives import Objective
 from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
-from gradleak.attacks.parts.priors import Prior
+from gradleak.attacks.parts.priors import Moment, Prior
 from gradleak.attacks.parts.schedules import Number
 from gradleak.attacks.parts.spaces import Pixels, Space
 from gradleak.attacks.parts.tokens import TokenRoom
+from gradleak.attacks.parts.views import View
 from gradleak.attacks.scoring import Scoring
 from gradleak.attacks.search import Beam, Rearrange, Substitute
 from gradleak.errors import Unsuited, UsageError
-from gradleak.factored import Reference, dense
+from gradleak.factored import Reference, Stacked, dense
 from gradleak.lanes import Lanes
+from gradleak.norms import Statistics, watching
 from gradleak.residual import distance, residual
 from gradleak.rng import Rng
 from gradleak.types import NOTHING, Batch, Guess, Know, Observation
@@ -62,6 +65,12 @@ class Descent:
     """What searches for words after the last step, sweep by sweep."""
     judge: Objective = objectives.cosine
     """By what answers in words are compared."""
+    norms: tuple[Number, Moment] | None = None
+    """How much the statistics at the model's BatchNorm layers count, and how they are compared."""
+    view: View | None = None
+    """What of the update is matched; all of it if none."""
+    jitter: Number = 0.0
+    """Noise added to the unknowns at each step, times the rate."""
     lanes: int = 1
     yields: int = 40
 
@@ -120,13 +129,14 @@ class Matching:
         self.plan, self.seen, self.read, self.rng = plan, seen, read, rng
         self.n = count(seen)
         self.room = plan.space.open(seen, self.n, lengths)
-        self.size = torch.Size(self.room.shape).numel()
+        self.size = self.room.unknowns
         self.like = next(iter(seen.params.values())).detach()
         self.fixed = read.labels.to(self.like.device)
         words = self.room.tokens > 0
         z = self._random(2 if words else plan.lanes, rng)
-        self.replay = Lanes(seen.replay, *self.unpack(z), self.extra(z), factor=words)
+        self.replay = Lanes(seen.replay, *self.unpack(z), self.extra(z), factor=words, apart=plan.norms is not None)
         self.reference = Reference(seen.update, self.room.tokens)
+        self.statistics = _told(seen) if plan.norms is not None else {}
         self.scoring = Scoring(self.replay, plan.screen or plan.objective, self.reference)
 
     def _random(self, lanes: int, rng: Rng) -> Tensor:
@@ -211,12 +221,19 @@ class Matching:
     def evaluator(self, step: int) -> Evaluate:
         plan = self.plan
         priors = [(schedules.at(weight, step, plan.steps), prior) for weight, prior in plan.priors]
+        norms = schedules.at(plan.norms[0], step, plan.steps) if plan.norms else 0.0
 
         def evaluate(z: Tensor) -> Value:
             z = z.detach().requires_grad_()
             x, y = self.unpack(z)
-            match = plan.objective(self.replay(x, y, self.extra(z)), self.reference)
+            with watching() as met:
+                stacked = self.replay(x, y, self.extra(z))
+            match = plan.objective(*self._viewed(stacked, step))
             total = match.clamp_min(FLOOR).log() if plan.log else match
+            if norms and plan.norms:
+                each = len(met) // len(x)
+                total = total + norms * torch.stack([plan.norms[1].gap(met[each * lane : each * (lane + 1)],
+                                                                       self.statistics, x) for lane in range(len(x))])
             for weight, prior in priors:
                 if weight:
                     total = total + weight * prior(x, self.room)
@@ -224,6 +241,18 @@ class Matching:
             return Value(total.detach(), match.detach(), plan.direction(slope))
 
         return evaluate
+
+    def _viewed(self, stacked: Stacked, step: int) -> tuple[Stacked, Reference]:
+        if self.plan.view is None:
+            return stacked, self.reference
+        return self.plan.view(stacked, self.reference, step, self.plan.steps, self.rng / "view")
+
+    def _goal(self, step: int) -> tuple[object, ...]:
+        """What the search is after at a step: which layers, and which priors have set in."""
+        plan = self.plan
+        weights = [weight for weight, _ in (*plan.priors, *([plan.norms] if plan.norms else []))]
+        return (plan.view.stage(step, plan.steps) if plan.view else 0,
+                *[schedules.at(weight, max(step, 0), plan.steps) > 0 for weight in weights])
 
     def advance(self, state: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         plan = self.plan
@@ -234,7 +263,11 @@ class Matching:
         if settled is not None:
             z[:, : self.size] = self.room.encode(settled)
         z[:, self._beside] = z[:, self._beside].clamp(0, 1)
-        better = value.match < state["match"]
+        jitter = rate * schedules.at(plan.jitter, step, plan.steps)
+        if jitter:
+            z[:, : self.size] += jitter * (self.rng / "jitter" / step).normal((len(z), self.size), z)
+        changed = self._goal(step) != self._goal(step - 1)  # another mismatch: what was best no longer compares
+        better = (value.match < state["match"]) | changed
         moved = {**state, "z": z, "best": torch.where(better[:, None], judged, state["best"]),
                  "match": torch.where(better, value.match, state["match"]), "step": torch.tensor(step + 1),
                  **{f"optimiser.{k}": v for k, v in inner.items()}}
@@ -314,6 +347,11 @@ class Matching:
                      for i in range(len(readings))]
             lane = min(range(len(sizes)), key=lambda i: (sizes[i] != sizes[i], sizes[i]))
         return Guess(_lane(batch, lane), readings[lane], int(state["step"]), self.plan.ends, state, notes)
+
+
+def _told(seen: Observation) -> Statistics:
+    """Statistics the threat grants. Without them the replay's own are taken, if the client normalises by any."""
+    return cast(Statistics, seen.facts[Know.NORM_STATS]) if Know.NORM_STATS in seen.facts else {}
 
 
 def _lane(batch: Batch, lane: int) -> Batch:

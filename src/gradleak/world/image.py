@@ -56,7 +56,8 @@ class ImageTask:
 
     @property
     def grants(self) -> frozenset[Know]:
-        return frozenset({Know.LABELS}) | (frozenset() if self.public is None else frozenset({Know.PUBLIC_DATA}))
+        public = set() if self.public is None else {Know.PUBLIC_DATA}
+        return frozenset({Know.LABELS, Know.NORM_STATS} | public)
 
     def open(self, rng: Rng) -> World:
         images = self.data.load()

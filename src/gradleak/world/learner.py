@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradleak.errors import UsageError
+from gradleak.norms import Moments, Statistics, note
 from gradleak.rng import Rng
 from gradleak.types import Batch, Params, Site
 from gradleak.world.dropout import Dropped
@@ -49,6 +51,13 @@ class Learner:
                              "follow it; take them out for the audit")
         self.drops = bool(self.sites(example, "train"))
         self.norms = any(isinstance(part, _BatchNorm) for part in module.modules())
+        self.statistics: Statistics = {
+            name: Moments(part.running_mean.detach(), part.running_var.detach())
+            for name, part in _batch_norms(module) if part.running_mean is not None and part.running_var is not None}
+        """Of the data the model was trained on, as far as it carries any."""
+        for twin in self.modes.values():
+            for name, part in _batch_norms(twin):
+                part.register_forward_pre_hook(partial(_noted, name))
 
     def logits(self, params: Params, batch: Batch, mode: Mode, rng: Rng | None = None) -> Tensor:
         """Masks among the batch's extras are used where given; without them and without a stream nothing drops."""
@@ -87,6 +96,15 @@ class Learner:
         """Whether every draw of a forward pass comes from the stream: twice the same stream, twice the same output."""
         one, other = (self.logits(self.params, batch, "train", Rng(0)) for _ in range(2))
         return bool(torch.equal(one, other))
+
+
+def _batch_norms(module: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+
+
+def _noted(name: str, part: Any, given: tuple[Tensor, ...]) -> None:
+    own = part.training or part.running_mean is None or part.running_var is None
+    note(name, given[0], None if own else Moments(part.running_mean, part.running_var))
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

@@ -54,6 +54,8 @@ def send(
     facts |= _of_public(world)
     if later:
         masks = {}  # each round drops anew
+    if learner.statistics:
+        facts[Know.NORM_STATS] = learner.statistics
     if masks:  # the one fact that keeps the client's order of examples
         facts[Know.DROPOUT] = dict(masks)
     release = Release(params, update, learner.shape, learner.classes, facts, world.vocabulary,

@@ -42,3 +42,8 @@ def stairs(first: float, factor: float, every: int) -> Schedule:
 def linear(first: float) -> Schedule:
     """Down to nothing at the end."""
     return lambda step, steps: first * (1 - step / steps)
+
+
+def begun(value: float, share: float) -> Schedule:
+    """Nothing at first, the value from that share of the run on."""
+    return lambda step, steps: value if step >= share * steps else 0.0

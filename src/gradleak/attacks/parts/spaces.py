@@ -1,5 +1,6 @@
 """Where the search moves: unknowns, and how they become data. A space is opened on one observation."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -15,11 +16,16 @@ Begin = Literal["normal", "uniform", "grey"]
 
 
 class Room(Protocol):
-    """A space opened for batches of n examples. Candidates are R x n x ..., unknowns the same, flattened to R x D."""
+    """A space opened for batches of n examples. Candidates are R x n x ..., unknowns R x D."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one candidate batch."""
+        ...
+
+    @property
+    def unknowns(self) -> int:
+        """Of one candidate batch: how many numbers the search moves."""
         ...
 
     @property
@@ -99,6 +105,7 @@ class PixelRoom:
         if seen.vocabulary is not None:
             raise Unsuited("this attack reads images, and the data are text; use a text attack, such as lamp")
         self.shape = (count, *seen.shape)
+        self.unknowns = math.prod(self.shape)
         self.like = next(iter(seen.params.values())).detach()
         self.box, self.start, self.power = box, begin, power
 

@@ -1,5 +1,6 @@
 """Text as the search sees it: a word embedding for every place inside a sentence's frame."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -107,7 +108,7 @@ class TokenRoom:
         self.masks: Masks | None = None
         self.places: Places | None = None
         self.shape = (count, int(self.lengths.max()), self.table.shape[1])
-        self.tokens = int(self.lengths.sum())
+        self.tokens, self.unknowns = int(self.lengths.sum()), math.prod(self.shape)
         self.nearest = Nearest(vocabulary, allowed(seen, vocabulary))
         self.norm = self.table[vocabulary.usable].norm(dim=1).mean()
         self.looks_up = looks_up(seen, vocabulary)
