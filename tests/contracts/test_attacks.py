@@ -20,7 +20,8 @@ from gradleak.spec import Call, parse
 from gradleak.threats import PROTOCOL
 from gradleak.types import Attack, Guess, Know
 
-SHORT = {"steps": 12, "restarts": 2, "features": 400, "fit": 3, "latent": 8}
+SHORT = {"steps": 12, "restarts": 2, "features": 400, "fit": 3, "latent": 8, "epochs": 2, "hidden": (8, 8), "size": 8,
+         "ratio": 0.01}
 MLP = "image(model=mlp(width=64), data=photos(size=16, count=40))"
 
 
@@ -31,7 +32,8 @@ def short(name: str) -> Attack:
 
 READS = {"dlg": {"image", "text"}, "idlg": {"image"}, "ig": {"image"}, "linear": {"image"}, "tag": {"text"},
          "lamp": {"text"}, "grab": {"text"}, "gi_gip": {"image"}, "gradinversion": {"image"}, "hf_gradinv": {"image"},
-         "recursive": {"image"}, "ridge_inverter": {"image"}, "subspace": {"image", "text"}}
+         "lti": {"image", "text"}, "lti_p": {"text"}, "recursive": {"image"}, "ridge_inverter": {"image"},
+         "subspace": {"image", "text"}}
 """An attack of another package is taken for one on images."""
 
 TASKS = {"recursive": "image(model=lenet, data=photos(size=16, count=40))",

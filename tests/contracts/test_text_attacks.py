@@ -14,15 +14,18 @@ from gradleak.attacks.parts.language import Silent
 from gradleak.attacks.parts.lengths import tokens
 from gradleak.attacks.parts.tokens import Embeddings
 from gradleak.attacks.search import Rearrange, Substitute
+from gradleak.audit.plan import OF_PUBLIC
 from gradleak.errors import Unsuited
 from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.spec import Call, parse
+from gradleak.threats import PROTOCOL
 from gradleak.types import NOTHING, Attack, Guess, Know, Observation
 
 MUST = {"dlg", "grab", "lamp", "tag"}
 ALL = "curious+labels+lengths"
-SHORT = {"steps": 2, "restarts": 2, "rounds": 1, "sweeps": 1, "width": 1}
+SHORT = {"steps": 2, "restarts": 2, "rounds": 1, "sweeps": 1, "width": 1, "epochs": 2, "epoch": 16, "hidden": (8, 8),
+         "size": 8}
 SEARCHING = Descent(4, Known(), space=Embeddings(), rate=0.01, starts=3, lanes=2, search=Rearrange(
     Silent(), proposals=8, every=2, first=0.0), refine=Substitute(12, 400, 6, 1))
 """All that a search for words can do, in little time."""
@@ -50,14 +53,18 @@ def solves(attack: Attack) -> bool:
 
 
 @pytest.fixture
-def scene(play, text_task):
-    """A round of the tiny model; nothing is dropped unless a client is named."""
+def scene(request, play, text_task):
+    """A round of the tiny model; nothing is dropped unless a client is named. What an attack needs is granted."""
+    name = request.node.callspec.params.get("attack", "") if hasattr(request.node, "callspec") else ""
+    needs = short(name).needs - PROTOCOL if name in registry.names("attack") else frozenset()
+    public = sorted(know.value for know in needs & OF_PUBLIC)
 
     def played(
         defense: str = "none", who: str = ALL, count: int = 1, client: str = "one_step(mode=eval)", more: str = "",
         family: str = "bert", trial: int = 0,
     ):
-        return play(defense, who, count, client, trial, task=text_task(family, more))
+        more += ", public=2" if public else ""
+        return play(defense, "+".join([who, *public]), count, client, trial, task=text_task(family, more))
 
     return played
 

@@ -54,7 +54,7 @@ def test_penalties_find_the_block_that_tells() -> None:
     features, target, slices = _regression()
     quiet = noise(features[:8], features[:8], slices)
     assert quiet.gain.tolist() == [1, 1] and quiet.variance.tolist() == [0, 0]
-    scales = chosen(features, target, slices, quiet, 300, Rng(0))
+    scales = chosen(features, target, slices, quiet, 300, -1.0, Rng(0))
     weights = scales.factors.square() * torch.tensor([20.0, 750.0])
     assert float(weights[0]) > 100 * float(weights[1])
     assert 1 < scales.error < 1.3
@@ -64,7 +64,7 @@ def test_the_error_left_out_is_that_of_a_second_fit() -> None:
     features, target, slices = _regression()
     features, target = features[:40] - features[:40].mean(0), target[:40] - target[:40].mean(0)
     quiet = noise(features, features, slices)
-    scales = chosen(features, target, slices, quiet, 40, Rng(0))
+    scales = chosen(features, target, slices, quiet, 40, -1.0, Rng(0))
     spread = scales.factors.repeat_interleave(torch.tensor([20, 30]))
     errors = []
     for i in range(40):
@@ -78,7 +78,7 @@ def test_the_error_left_out_is_that_of_a_second_fit() -> None:
 def test_the_slope_is_that_of_the_error() -> None:
     features, target, slices = _regression()
     kernels = torch.stack([features[:40, part] @ features[:40, part].T for part in slices]).double()
-    left_out = LeftOut(kernels, torch.tensor([0.01, 0.1]).double(), target[:40].double(), 4)
+    left_out = LeftOut(kernels, torch.tensor([0.01, 0.1]).double(), target[:40].double())
     at = np.array([-1.0, 2.0])
     _, slope = left_out(at)
     for i in range(2):
@@ -105,8 +105,8 @@ def test_noise_is_heard_and_costs() -> None:
     assert heard.gain.tolist() == pytest.approx([1, 1], abs=0.05)
     assert heard.variance.tolist() == pytest.approx([1, 1], rel=0.1)
     quiet = noise(features, features, slices)
-    assert chosen(features, target, slices, heard, 300, Rng(0)).error > 2 * chosen(
-        features, target, slices, quiet, 300, Rng(0)).error
+    assert chosen(features, target, slices, heard, 300, -1.0, Rng(0)).error > 2 * chosen(
+        features, target, slices, quiet, 300, -1.0, Rng(0)).error
 
 
 def test_batches_stand_in_an_order_of_their_own() -> None:

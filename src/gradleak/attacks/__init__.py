@@ -2,9 +2,9 @@
 
 from gradleak.attacks.exact import linear, recursive, subspace
 from gradleak.attacks.learned import ridge
-from gradleak.attacks.recipes import dlg, gi_gip, grab, gradinversion, hf_gradinv, idlg, ig, lamp, tag
+from gradleak.attacks.recipes import dlg, gi_gip, grab, gradinversion, hf_gradinv, idlg, ig, lamp, lti, tag
 
 __all__ = [
-    "dlg", "gi_gip", "grab", "gradinversion", "hf_gradinv", "idlg", "ig", "lamp", "linear", "recursive", "ridge",
+    "dlg", "gi_gip", "grab", "gradinversion", "hf_gradinv", "idlg", "ig", "lamp", "linear", "lti", "recursive", "ridge",
     "subspace", "tag",
 ]

@@ -11,8 +11,10 @@ from gradleak.types import Know, Observation, Public
 
 
 def public(seen: Observation) -> Public:
-    fact = seen.facts[Know.PUBLIC_DATA]
-    assert isinstance(fact, Public)
+    """The public examples, where they were granted."""
+    fact = seen.facts.get(Know.PUBLIC_DATA)
+    if not isinstance(fact, Public):
+        raise Unsuited("it learns from public examples, which were not granted; add +public_data to the threat")
     return fact
 
 

@@ -1,5 +1,6 @@
 """Ridge regression with one penalty a block of features, all chosen by leaving one example out."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,14 @@ from torch import Tensor
 
 from gradleak.rng import Rng
 
-STEPS, BEGIN, BOUNDS = 30, -3.0, (-8.0, 8.0)
-"""Steps of the search for the penalties' logarithms, where it begins and how far it may go."""
+STEPS, BOUNDS = 40, (-8.0, 8.0)
+"""Steps of the search for the penalties' logarithms, and how far it may go."""
 
 CONSTANT = 100.0
 """How much more weight an average has than a feature: it is hardly held back."""
 
-IDLE = 0.005
-"""A block that has less than this share in the kernel is left out: it would cost time and change nothing."""
+IDLE = 1e-4
+"""A block that says less than this share (in power) is left out: it would cost time and change nothing."""
 
 SKETCH = 128
 """Random directions of the target that stand for all of it while penalties are chosen."""
@@ -53,8 +54,11 @@ class Scales:
     error: float
 
 
-def chosen(features: Tensor, target: Tensor, slices: Sequence[slice], noisy: Noise, total: int, rng: Rng) -> Scales:
-    """Penalties from a sample of centred examples, for a regression on `total` of them.
+def chosen(
+    features: Tensor, target: Tensor, slices: Sequence[slice], noisy: Noise, total: int, begin: float, rng: Rng,
+) -> Scales:
+    """Penalties from a sample of centred examples, for a regression on `total` of them; their logarithms begin at
+    `begin`.
 
     A feature with noise of variance s on top is worth what ridge regression makes of it with a penalty of N s beside
     its own: the noise is integrated out, not drawn. What the noise on the example left out costs is counted too.
@@ -68,28 +72,27 @@ def chosen(features: Tensor, target: Tensor, slices: Sequence[slice], noisy: Noi
     spread = (noisy.variance[live] / power[live]).double()
     width = target.shape[1]
     goal = (target if width <= SKETCH else target @ rng.normal((width, SKETCH), target) / SKETCH**0.5).double()
-    left_out = LeftOut(kernels, spread, goal, width)
-    found = minimize(left_out, [BEGIN] * len(live), jac=True, method="L-BFGS-B", bounds=[BOUNDS] * len(live),
+    left_out = LeftOut(kernels, spread, goal)
+    found = minimize(left_out, [begin] * len(live), jac=True, method="L-BFGS-B", bounds=[BOUNDS] * len(live),
                      options={"maxiter": STEPS})
-    best, error = torch.from_numpy(found.x).to(goal), float(found.fun)
-    share = 1 / (total * spread + best.exp())
-    share = share.where(share > IDLE * share.sum(), torch.zeros_like(share))
+    share = 1 / (total * spread + torch.from_numpy(found.x).to(goal).exp())
+    says = left_out.power(share)
+    share = share.where(says > IDLE * says.sum(), torch.zeros_like(share))
     factors = torch.zeros(len(slices)).to(features)
     factors[live] = (share / power[live]).sqrt().to(features)
-    return Scales(factors, error)
+    return Scales(factors, math.exp(found.fun) / width)
 
 
 @dataclass(frozen=True)
 class LeftOut:
     """Squared error on an example left out, by the shortcut that needs no second fit, and what its noise adds.
 
-    Called with the penalties' logarithms; gives the error and its slope in them.
+    Called with the penalties' logarithms; gives the error's logarithm and its slope in them.
     """
 
     kernels: Tensor
     spread: Tensor
     goal: Tensor
-    width: int
 
     def __call__(self, logs: Any) -> tuple[float, Any]:
         penalty = torch.as_tensor(logs).to(self.goal).exp()
@@ -109,7 +112,14 @@ class LeftOut:
         slope = 2 * ((inverse * (size / own**3 / n).T) @ inverse - pull @ dual.T)
         each = torch.einsum("ij,bij->b", slope, self.kernels) + 2 * self.spread * weight * added
         in_logs = -each * weight.square() * penalty
-        return float(error) / self.width, (in_logs / self.width).numpy()
+        return float(error.log()), (in_logs / error).numpy()
+
+    def power(self, weight: Tensor) -> Tensor:
+        """How much of what is said of the sample each block says, by itself."""
+        whole = torch.einsum("b,bij->ij", weight, self.kernels)
+        whole.diagonal().add_(1.0)
+        dual = torch.cholesky_solve(self.goal, torch.linalg.cholesky(whole))
+        return (weight[:, None, None] * (self.kernels @ dual)).square().sum((1, 2))
 
 
 Rows = Iterator[tuple[Tensor, Tensor]]

@@ -16,11 +16,11 @@ from gradleak.registry import register
 from gradleak.rng import Rng
 from gradleak.types import Batch, Guess, Know, Observation
 
-SAMPLE = 700
-"""Examples that choose the penalties."""
+SAMPLE, MORE, HELD, HEARD = 700, 2000, 300, 32
+"""Examples that choose penalties; from which the chosen are tried; held out; that tell how loud a defense is."""
 
-HEARD = 32
-"""Examples that tell how loud a random defense is."""
+WEAK, STRONG = -3.0, 1.0
+"""Where the penalties' logarithms begin. Features that few examples show are worth more the more examples there are."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,11 @@ class Regression:
     def about(self) -> tuple[object, ...]:
         return tuple(self.labels.tolist()) if self.plan.relabel else ()
 
-    @property
-    def _slices(self) -> list[slice]:
-        return self.blocks.slices() if self.plan.layers else [slice(0, self.blocks.width)]
+    def _slices(self, wide: int) -> list[slice]:
+        """The blocks of so many features: those of the update and, if there are twice as many, of it at length 1."""
+        each = self.blocks.slices() if self.plan.layers else [slice(0, self.blocks.width)]
+        return [slice(part.start + first, part.stop + first) for first in range(0, wide, self.blocks.width)
+                for part in each]
 
     def _rows(self, numbers: Tensor, rng: Rng | None = None) -> Rows:
         """Features and images of the batches with these numbers, piece by piece."""
@@ -82,42 +84,71 @@ class Regression:
         return {**state, "step": torch.tensor(2), **line}
 
     def _chosen(self, rng: Rng) -> dict[str, Tensor]:
-        """By how much each block is taken, from a sample, and the regression on that."""
-        numbers = (rng / "sample").permutation(len(self.pictures))[:SAMPLE]
-        sent, x = (torch.cat(part) for part in zip(*self._rows(numbers), strict=True))
-        drawn = torch.cat([part for part, _ in self._rows(numbers[:HEARD], rng / "drawn")])
-        heard = noise(sent[: len(drawn)], drawn, self._slices)
+        """Several ways to weigh the blocks, each the best near where it began on a sample; of these the one that reads
+        held-out images best after learning from more."""
+        order = (rng / "sample").permutation(len(self.pictures))
+        held = max(1, min(HELD, len(order) // 10))
+        sent, x = (torch.cat(part) for part in zip(*self._rows(order[held:][:MORE]), strict=True))
+        loud, truth = (torch.cat(part) for part in zip(*self._rows(order[:held], rng / "held"), strict=True))
+        drawn = torch.cat([part for part, _ in self._rows(order[held:][:HEARD], rng / "drawn")])
+        best: dict[str, Tensor] = {}
+        for unit, begin in self._ways(torch.equal(sent[: len(drawn)], drawn)):
+            state = self._scaled(*((_and_unit(sent), _and_unit(drawn)) if unit else (sent, drawn)), x, begin, rng)
+            state |= self._solved(state, iter([(sent, x)]), len(x))
+            state["error"] = (self._read(state, loud) - truth).square().mean()
+            if not best or float(state["error"]) < float(best["error"]):
+                best = state
+        return best
+
+    def _ways(self, exact: bool) -> list[tuple[bool, float]]:
+        """With the update's direction or without, and where the penalties' logarithms begin."""
+        return [(False, WEAK), (False, STRONG), *([(True, WEAK)] if exact and self.plan.layers else [])]
+
+    def _scaled(self, sent: Tensor, drawn: Tensor, x: Tensor, begin: float, rng: Rng) -> dict[str, Tensor]:
+        slices = self._slices(sent.shape[1])
+        heard = noise(sent[: len(drawn)], drawn, slices)
         centre, mean = sent.mean(0), x.mean(0)
-        left = (sent - centre) * self._spread(heard.gain)
-        scales = chosen(left, x - mean, self._slices, heard, len(self.pictures), rng / "sketch")
-        state = {"centre": centre, "mean": mean, "gain": heard.gain, "factors": scales.factors,
-                 "error": torch.tensor(scales.error)}
-        return {**state, **self._solved(state, iter([(sent, x)]), len(numbers))}
+        left = (sent[:SAMPLE] - centre) * _spread(heard.gain, slices)
+        factors = chosen(left, x[:SAMPLE] - mean, slices, heard, len(self.pictures), begin, rng / "sketch").factors
+        return {"centre": centre, "mean": mean, "gain": _spread(heard.gain, slices),
+                "factors": _spread(factors, slices)}
 
     def _solved(self, state: State, rows: Rows, total: int) -> dict[str, Tensor]:
         """The regression as one product and a sum, on the features that are of use."""
-        factors = self._spread(state["factors"])
+        factors = state["factors"]
         used = factors > 0
-        spread = (factors * self._spread(state["gain"]))[used]
-        line = solved(((sent[:, used] * spread, x) for sent, x in rows), total, state["centre"][used] * spread,
-                      state["mean"])
+        spread = (factors * state["gain"])[used]
+        scaled = ((_like(used, sent)[:, used] * spread, x) for sent, x in rows)
+        line = solved(scaled, total, state["centre"][used] * spread, state["mean"])
         return {"weights": line.weights * factors[used, None], "shift": line.mean - line.centre @ line.weights,
                 "used": used}
-
-    def _spread(self, blocks: Tensor) -> Tensor:
-        """A number a block as a number a feature."""
-        sizes = torch.tensor([part.stop - part.start for part in self._slices])
-        return blocks.repeat_interleave(sizes)
 
     def finish(self, state: State) -> State:
         return {name: state[name] for name in ("weights", "shift", "used", "error")}
 
+    def _read(self, state: State, sent: Tensor) -> Tensor:
+        found = _like(state["used"], sent)[:, state["used"]] @ state["weights"] + state["shift"]
+        return found.clamp(0, 1)
+
     def read(self, state: State) -> Guess:
-        seen = self.seen
-        sent = self.blocks({name: value[None] for name, value in seen.update.items()})
-        found = sent[:, state["used"]] @ state["weights"] + state["shift"]
-        x = found.reshape(len(self.labels), *seen.shape).clamp(0, 1)
+        sent = self.blocks({name: value[None] for name, value in self.seen.update.items()})
+        x = self._read(state, sent).reshape(len(self.labels), *self.seen.shape)
         return Guess(Batch(x, self.labels), x, notes={"expected_mse": float(state["error"])})
+
+
+def _and_unit(rows: Tensor) -> Tensor:
+    """Features, and the same again of an update of length 1: how long it was depends on the image, too."""
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return torch.cat([rows, rows / length.clamp_min(1e-30)], 1)
+
+
+def _like(used: Tensor, rows: Tensor) -> Tensor:
+    return _and_unit(rows) if len(used) > rows.shape[1] else rows
+
+
+def _spread(blocks: Tensor, slices: list[slice]) -> Tensor:
+    """A number a block as a number a feature."""
+    return blocks.repeat_interleave(torch.tensor([part.stop - part.start for part in slices]))
 
 
 @register("attack", "ridge_inverter")
@@ -126,9 +157,10 @@ def ridge_inverter(relabel: bool = True, layers: bool = True, features: int = 20
 
     The labels are read off the update; every public image is given them, played through the client and its defense as
     far as they are known, and one ridge regression leads from what would be sent back to the image. Each layer has a
-    penalty of its own: those that do best on images left out; what a defense draws is integrated out. relabel=false and
-    layers=false are ablations (labels as they come; one penalty); models with more weights than `features` are hashed.
-    Batches are solved for as a whole, in the order of their labels.
+    penalty of its own, chosen by the error on images left out, which also says whether the update's direction should
+    be added; what a defense draws is integrated out. relabel=false and layers=false are ablations (labels as they come;
+    one penalty); models with more weights than `features` are hashed. Batches are solved for as a whole, in the order
+    of their labels.
     """
     if features < 1:
         raise UsageError(f"ridge_inverter(features={features}): at least 1")
