@@ -5,7 +5,8 @@ python bench/economics.py quick               how long the quick profile takes o
 python bench/economics.py opacus              DP-SGD beside Opacus: epsilon, and its own training loop, three seeds
 python bench/economics.py rounds              several noisy updates of the same photograph, matched together
 python bench/economics.py dlg  --cifar FILE   DLG's defense table on CIFAR-10: MSE, accuracy drop, epsilon
-python bench/economics.py cola --data DIR     MCC on CoLA (MiniLM) under noise and pruning as in LAMP, DP-SGD as in GRAB
+python bench/economics.py cola|sst2 --data DIR [--rounds 1000] [--words 40] [--sentences N]
+    MiniLM's MCC under noise and pruning as in LAMP and DP-SGD as in GRAB, beside what the suite reads
 
 The same command with the same --out goes on where it stopped. Reports with the frontier are written to --out.
 """
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from common import CIFAR, measured
 from rich.console import Console
-from text import cola
+from text import CORPORA
 
 from gradleak import registry
 from gradleak.audit import utility
@@ -52,9 +53,10 @@ MCC 0.74, 0.60, 0.51, 0.25 and epsilon 1.1e10, 4.4e8, 1.1e8, 2.4e6 at noise 0.00
 0.005, 0.01, 0.05."""
 
 
-def cola_audit(data: Path, folder: Path, rounds: int, words: int) -> Audit:
-    examples = [(label, sentence) for label, sentence in cola(data) if len(sentence.split()) <= words]
-    file = folder / "cola.tsv"
+def text_audit(corpus: str, data: Path, folder: Path, rounds: int, words: int, most: int) -> Audit:
+    examples = [(label, sentence) for label, sentence in CORPORA[corpus](data) if 3 <= len(sentence.split()) <= words]
+    examples = [examples[n] for n in (Rng(0) / corpus).permutation(len(examples))[:most].tolist()]
+    file = folder / f"{corpus}.tsv"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{label}\t{sentence}\n" for label, sentence in examples), "utf-8")
     clients, batch = 2, 8
@@ -62,7 +64,7 @@ def cola_audit(data: Path, folder: Path, rounds: int, words: int) -> Audit:
     private = tuple(f"dpsgd(clip=1.0, multiplier={m}, steps={rounds}, rate={rate}, accountant=rdp)"
                     for m in MULTIPLIERS)
     return Audit(
-        name="cola", task=f"text(model=minilm, data=lines({str(file)!r}))", client="one_step(mode=eval)", batch=(1,),
+        name=corpus, task=f"text(model=minilm, data=lines({str(file)!r}))", client="one_step(mode=eval)", batch=(1,),
         threats=("curious", "informed"), trials=4, budget="8 min", attacks=("standard-v1(quick)",),
         defenses=("none", *(f"noise(sigma={s})" for s in SIGMAS), *(f"prune(keep={k}, by=random)" for k in KEEPS),
                   *private),
@@ -103,29 +105,24 @@ def audited(audit: Audit, out: Path, lead: str) -> None:
     print(f"report: {write(done)}")
 
 
-def alone(task: str, client: str, threats: str, batches: Sequence[int], trials: int) -> None:
-    """standard-v1 beside each of its attacks alone, sample by sample, by the lead metric and by what counts as read."""
-    for batch in batches:
-        for profile in ("quick", "full") if batch == 1 else ("quick",):
-            suite = f"standard-v1({profile})"
-            members = registry.build("suite", parse(suite)).members("text(" in task)
-            audit = Audit(task=task, client=client, threats=(threats,), batch=(batch,), trials=trials, budget="2 h",
-                          attacks=(suite, *(m.attack for m in members)))
-            with tempfile.TemporaryDirectory() as folder:
-                together, *each = rows(run(audit, Path(folder) / "run", 1))
-            lead = "rougeL" if "text(" in task else "psnr"
-            print(f"{task}, batch {batch}, {suite}: read {together.leaked} of {together.samples}, "
-                  f"mean {lead} {together.scores[lead].mean:.2f}, {together.seconds / trials:.1f} s a trial")
-            for single in each:
-                if lead not in single.scores:
-                    print(f"  {single.cell.attack}: no answer ({single.reasons[0][:90]})")
-                    continue
-                read = [t["leaked"] for t in single.trials]
-                behind = sum(bool(one) and not both for mine, ours in zip(read, (t["leaked"] for t in together.trials),
-                                                                          strict=True)
-                             for one, both in zip(mine, ours, strict=False))
-                print(f"  {single.cell.attack}: read {single.leaked}, mean {single.scores[lead].mean:.2f}; samples it "
-                      f"reads and the suite does not: {behind}")
+def alone(task: str, client: str, batch: int, suite: str, trials: int) -> None:
+    """A suite beside each of its attacks alone, sample by sample."""
+    members = registry.build("suite", parse(suite)).members("text(" in task)
+    audit = Audit(task=task, client=client, threats=("informed",), batch=(batch,), trials=trials, budget="2 h",
+                  attacks=(suite, *(m.attack for m in members)))
+    together, *each = measured(audit, 1)
+    lead = "rougeL" if "text(" in task else "psnr"
+    print(f"{task}, batch {batch}, {suite}: read {together.leaked} of {together.samples}, "
+          f"mean {lead} {together.scores[lead].mean:.2f}, {together.seconds / trials:.1f} s a trial")
+    for single in each:
+        if lead not in single.scores:
+            print(f"  {single.cell.attack}: no answer ({single.reasons[0][:90]})")
+            continue
+        pairs = [pair for mine, ours in zip(single.trials, together.trials, strict=True)
+                 for pair in zip(mine["leaked"], ours["leaked"], strict=False)]
+        behind = sum(one and not both for one, both in pairs)
+        print(f"  {single.cell.attack}: read {single.leaked}, mean {single.scores[lead].mean:.2f}; samples it reads "
+              f"and the suite does not: {behind}")
 
 
 def quick(task: str, client: str) -> None:
@@ -218,18 +215,22 @@ def beside_opacus(rounds: int = 200, batch: int = 64, rate: float = 0.005) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["suite", "quick", "opacus", "dlg", "cola", "rounds"])
+    parser.add_argument("what", choices=["suite", "quick", "opacus", "dlg", "cola", "sst2", "rounds"])
     parser.add_argument("--data", type=Path, default=Path(__file__).parent.parent / "data")
     parser.add_argument("--cifar", type=Path, default=CIFAR)
     parser.add_argument("--rounds", type=int, default=160)
-    parser.add_argument("--words", type=int, default=7, help="of CoLA, sentences of at most so many: a CPU's share")
+    parser.add_argument("--words", type=int, default=40, help="sentences of at most so many")
+    parser.add_argument("--sentences", type=int, default=10**6, help="at most so many of them: a CPU's share")
+    parser.add_argument("--profile", choices=["quick", "full"], default="quick")
+    parser.add_argument("--trials", type=int, default=2)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     out = given.out or Path(tempfile.mkdtemp())
     began = time.monotonic()
     if given.what == "suite":
-        alone(LENET, "one_step", "informed", (1, 2), 4)
-        alone(MINILM, "one_step(mode=eval)", "informed", (1, 2), 4)
+        for task, client in ((LENET, "one_step"), (MINILM, "one_step(mode=eval)")):
+            for batch in (1, 2):
+                alone(task, client, batch, f"standard-v1({given.profile})", given.trials)
     elif given.what == "quick":
         quick(LENET, "one_step")
         quick(MINILM, "one_step(mode=eval)")
@@ -237,9 +238,9 @@ def main() -> None:
         rounds_together()
     elif given.what == "opacus":
         beside_opacus()
-    elif given.what == "cola":
-        audited(cola_audit(given.data, out.with_name(f"{out.name}-data"), given.rounds, given.words), out,
-                "rougeL")
+    elif given.what in CORPORA:
+        folder = out.with_name(f"{out.name}-data")
+        audited(text_audit(given.what, given.data, folder, given.rounds, given.words, given.sentences), out, "rougeL")
     else:
         audited(dlg_audit(given.cifar, given.rounds), out, "mse")
     console = Console(stderr=True)

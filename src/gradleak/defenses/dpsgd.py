@@ -61,7 +61,7 @@ class DpSgd:
     @property
     def meaning(self) -> str:
         return (f"each example's gradient scaled to a length of at most {self.clip:g}, Gaussian noise of standard "
-                f"deviation {self.noise * self.clip:.3g} on their sum; {self.privacy}")
+                f"deviation {self.noise * self.clip:.3g} ({self.noise:.3g} times that) on their sum; {self.privacy}")
 
     def protect(self, client: Client) -> Client:
         """What the client drops must be among the batch's extras: an example alone has no stream of its own."""

@@ -3,6 +3,7 @@
 from rich.table import Table
 
 from gradleak.audit.plan import Audit, unmet
+from gradleak.audit.utility import jobs
 
 
 def plan_table(audit: Audit) -> Table:
@@ -17,4 +18,6 @@ def plan_table(audit: Audit) -> Table:
                       f"{cell.evaluations * cell.trials:,}", ", ".join(unmet(cell)) or "-")
     total = sum(cell.evaluations * cell.trials for cell in cells)
     table.caption = f"{total:,} gradient evaluations of the client in all; a budget that runs out stops a cell cleanly"
+    if trainings := len(jobs(audit)):
+        table.caption += f"; then {trainings} trainings, one a defense and seed, to see what each costs"
     return table
