@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from gradleak import registry
-from gradleak.audit import several, suite
+from gradleak.audit import checks, several, suite
 from gradleak.audit.drive import run
 from gradleak.audit.plan import Audit, Cell, unmet
 from gradleak.audit.run import rescore, run_cell
@@ -17,6 +17,7 @@ from gradleak.errors import UsageError
 from gradleak.report.html import page
 from gradleak.report.members import members
 from gradleak.report.rows import as_json
+from gradleak.residual import Residual
 from gradleak.spec import Call, parse
 from gradleak.threats import PROTOCOL
 from gradleak.types import Know
@@ -168,3 +169,27 @@ def test_an_answer_of_none_is_a_row(short, monkeypatch, tmp_path) -> None:
     one = cell()
     found = judged(one, finished(one, tmp_path / "cell"))
     assert found.verdict is Verdict.INCONCLUSIVE and any("no attack of standard-v1" in r for r in found.reasons)
+
+
+def test_the_client_is_looked_at_before_it_is_attacked(open_world) -> None:
+    learner = open_world(LENET).learner
+    update = dict(learner.params)
+    assert list(checks.before(update, 1.0, 1.0)) == []
+    assert any("nothing but zeros" in said for said in checks.before(update, 1.0, 1.0, alive=0.3))
+    client, truth = cell().participation(), Residual(0.25, 0.5)
+    assert list(checks.cautions(learner, client, False, truth)) == []
+    (said,) = checks.cautions(learner, client, True, truth)
+    assert "draws at random" in said and "2e-01" in said
+    normed = open_world("image(model=resnet20, data=photos(size=16, count=40))").learner
+    (said,) = checks.cautions(normed, client, False, truth)
+    assert "BatchNorm" in said
+
+
+def test_a_dead_network_is_unreliable_and_a_caution_changes_nothing(short, tmp_path) -> None:
+    one = cell(client="one_step(mode=eval)")
+    kept = finished(one, tmp_path / "cell").trials()[0]
+    told = {**kept, "leaked": [False], "cautions": ["take care"],
+            "residual": {"guess": [0.0, 0.0], "truth": [0.0, 0.0]}}
+    found = row(one, [told], True, one.scorers())
+    assert found.verdict is Verdict.HELD and "take care" in found.reasons
+    assert row(one, [{**told, "warnings": ["dead"]}], True, one.scorers()).verdict is Verdict.UNRELIABLE
