@@ -5,9 +5,10 @@ from functools import partial
 
 from torch import Tensor
 
+from gradleak.calculus import each_lane
 from gradleak.errors import UsageError, did_you_mean
 from gradleak.rng import Rng
-from gradleak.types import Batch, Client, Defense, Facts, Know, Observation, Params, Release, Update
+from gradleak.types import Batch, Client, Defense, Facts, Know, Observation, Params, Release, Remembers, Replay, Update
 
 PROTOCOL = frozenset({Know.COUNT, Know.LOCAL_STEPS})
 """What a server learns by running the protocol: it sets the local steps and is told the number of examples."""
@@ -21,6 +22,13 @@ _PRESETS = {"curious": frozenset[Know](), "informed": frozenset({Know.DEFENSE})}
 def _replay(rounds: Rounds, batch: Batch) -> Update:
     return {_named(name, number): value for number, (client, params) in enumerate(rounds)
             for name, value in client(params, batch, None).items()}
+
+
+def _replay_remembering(defense: Remembers, rounds: Rounds, sent: tuple[Update, ...], batch: Batch) -> Update:
+    """Of a client that carries over what it does not send, all rounds at once; that needs entries."""
+    computed = [each_lane(dict, client(params, batch, None)) for client, params in rounds]
+    return {_named(name, number): value for number, update in enumerate(defense.replayed(computed, sent))
+            for name, value in update.items()}
 
 
 def _named(name: str, number: int) -> str:
@@ -57,14 +65,20 @@ class Threat:
         if known is not None:
             facts.used.add(Know.DEFENSE)
         rounds: list[tuple[Client, Params]] = []
+        sent_in: list[Update] = []
         seen: dict[str, Tensor] = {}
+        carrying = defense if isinstance(defense, Remembers) and known is not None and release.later else None
         for number, (weights, sent) in enumerate(((release.params, release.update), *release.later)):
             update: Update = {name: value.detach().clone() for name, value in sent.items()}
             params = {name: value.detach().requires_grad_() for name, value in weights.items()}
-            rounds.append((client if known is None else known.mimic(client, update), params))
+            rounds.append((client if known is None or carrying else known.mimic(client, update), params))
             update = update if known is None else known.clean(update)
+            sent_in.append(update)
             seen |= {_named(name, number): value for name, value in update.items()}
-        return Observation(rounds[0][1], seen, release.shape, release.classes, partial(_replay, tuple(rounds)), facts,
+        replay: Replay = partial(_replay, tuple(rounds))
+        if carrying is not None:
+            replay = partial(_replay_remembering, carrying, tuple(rounds), tuple(sent_in))
+        return Observation(rounds[0][1], seen, release.shape, release.classes, replay, facts,
                            release.vocabulary, release.sites,
                            partial(_rehearse, client, known, tuple(params for _, params in rounds)))
 

@@ -262,6 +262,20 @@ class Defense(Protocol):
 
 
 @runtime_checkable
+class Remembers(Protocol):
+    """A defense that carries something over from round to round. In a chain it forgets."""
+
+    def carry(self, update: Update, memory: Update) -> tuple[Update, Update]:
+        """What is sent of an update, given what was left before, and what is left now."""
+        ...
+
+    def replayed(self, computed: Sequence[Update], seen: Sequence[Update]) -> list[Update]:
+        """What a client that computed these updates, round by round from the first, would have sent, as far as can be
+        told from what it did send."""
+        ...
+
+
+@runtime_checkable
 class Metric(Protocol):
     """One number per sample, of images, or of sentences, or (`about = "labels"`) of labels.
 

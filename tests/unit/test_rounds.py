@@ -8,7 +8,7 @@ from gradleak.audit.plan import Audit
 from gradleak.audit.run import run_cell, stage
 from gradleak.audit.store import CellDir
 from gradleak.errors import UsageError
-from gradleak.residual import residual
+from gradleak.residual import norm, residual
 from gradleak.rng import Rng
 from gradleak.spec import parse
 
@@ -16,7 +16,8 @@ CLIENT = "rounds(one_step, times=3, rate=0.5)"
 MLP = "image(model=mlp(width=64), data=photos(size=16, count=40))"
 
 
-@pytest.mark.parametrize("defense", ["none", "clip(norm=0.1)", "prune(keep=0.2)", "prune(keep=0.2, by=random)"])
+@pytest.mark.parametrize("defense", ["none", "clip(norm=0.1)", "prune(keep=0.2)", "prune(keep=0.2, by=random)",
+                                     "topk(keep=0.2)"])
 def test_the_truth_explains_every_round(play, defense: str) -> None:
     scene = play(defense, "informed", 2, CLIENT)
     assert len(scene.sent.release.later) == 2
@@ -30,6 +31,22 @@ def test_the_server_moves_along_what_it_was_sent(play) -> None:
     (weights, _), _ = release.later
     for name, value in release.params.items():
         assert torch.allclose(weights[name], value - 0.5 * release.update[name])
+
+
+def test_what_is_not_sent_is_sent_later(play) -> None:
+    """With weights that stand still, every round computes the same: after enough of them everything has been sent."""
+    scene = play("topk(keep=0.5)", client="rounds(one_step, times=2, rate=0)")
+    plain = play(client="rounds(one_step, times=2, rate=0)").sent.release.update
+    ((_, second),) = scene.sent.release.later
+    first = scene.sent.release.update
+    for name, value in plain.items():
+        again = second[name] != 0
+        assert torch.allclose(first[name], value * (first[name] != 0))
+        assert torch.allclose(second[name], (value + value * (first[name] == 0)) * again, atol=1e-6)
+    left = {name: 2 * value - first[name] - second[name] for name, value in plain.items()}
+    forgot = play("prune(keep=0.5)", client="rounds(one_step, times=2, rate=0)").sent.release
+    lost = {name: 2 * value - forgot.update[name] - forgot.later[0][1][name] for name, value in plain.items()}
+    assert norm(left) < norm(lost)
 
 
 def test_noise_is_drawn_anew_each_round(play) -> None:

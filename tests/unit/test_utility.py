@@ -64,18 +64,18 @@ def test_a_model_learns_and_strong_noise_unlearns(tmp_path) -> None:
 
 
 def test_a_killed_training_goes_on_to_the_same_end(tmp_path, monkeypatch) -> None:
-    one = audit(defenses=("noise(relative=0.1)",))
+    one = audit(defenses=("noise(relative=0.1)", "topk(keep=0.1)"))
     whole = trained(tmp_path / "whole", one)
     store = Run(tmp_path / "cut")
     store.begin(one)
-    ((job, cell),) = utility.jobs(one)
 
     def killed(share: float) -> None:
         if share > 0.5:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        utility.run_job(job, cell, utility.folder_of(store, job), killed)
+    for job, cell in utility.jobs(one):
+        with pytest.raises(KeyboardInterrupt):
+            utility.run_job(job, cell, utility.folder_of(store, job), killed)
     assert utility.results(store) == {}
     again = trained(tmp_path / "cut", one)
     assert {d: r["confusion"] for d, r in again.items()} == {d: r["confusion"] for d, r in whole.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradleak.errors import UsageError
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import Batch, Client, Defense, Params, Update
+from gradleak.types import Batch, Client, Defense, Params, Remembers, Update
 from gradleak.world.clients import Participation
 from gradleak.world.learner import Mode
 from gradleak.world.task import World
@@ -79,7 +79,9 @@ class Course:
 
     @property
     def client(self) -> Client:
-        return self.defense.protect(self.part.of(self.world.learner))
+        """As it sends; one that carries over what it does not send decides that round by round."""
+        plain = self.part.of(self.world.learner)
+        return plain if isinstance(self.defense, Remembers) else self.defense.protect(plain)
 
     @property
     def mode(self) -> Mode:
@@ -102,10 +104,16 @@ class Course:
 
     def _round(self, state: State, client: Client) -> State:
         number, params = int(state["round"]), part_of(state, "now")
-        sent = [self._sent(client, params, shard, self.rng / number / who)
-                for who, shard in enumerate(self.parts.shards)]
+        sent: list[Update] = []
+        left: State = {}
+        for who, shard in enumerate(self.parts.shards):
+            update = self._sent(client, params, shard, self.rng / number / who)
+            if isinstance(self.defense, Remembers):
+                update, memory = self.defense.carry(update, part_of(state, f"left{who}"))
+                left |= {f"left{who}.{name}": value for name, value in memory.items()}
+            sent.append(update)
         mean = {name: torch.stack([update[name] for update in sent]).mean(0) for name in params}
-        return {**state, **self._step(state, params, mean, number + 1), "round": torch.tensor(number + 1)}
+        return {**state, **left, **self._step(state, params, mean, number + 1), "round": torch.tensor(number + 1)}
 
     def _sent(self, client: Client, params: Params, shard: Tensor, rng: Rng) -> Update:
         count = min(self.plan.batch * int(getattr(self.defense, "clients", 1)), len(shard))

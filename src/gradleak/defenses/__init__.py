@@ -9,5 +9,6 @@ from gradleak.defenses.none import Nothing
 from gradleak.defenses.prune import Prune
 from gradleak.defenses.quantise import Quantise
 from gradleak.defenses.sign import Sign
+from gradleak.defenses.topk import TopK
 
-__all__ = ["Aggregate", "Chain", "Clip", "DpSgd", "Noise", "Nothing", "Prune", "Quantise", "Sign"]
+__all__ = ["Aggregate", "Chain", "Clip", "DpSgd", "Noise", "Nothing", "Prune", "Quantise", "Sign", "TopK"]

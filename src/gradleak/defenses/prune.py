@@ -43,7 +43,8 @@ class Prune:
                  "random": "entries, chosen at random"}[self.by]
         return f"only {self.keep:.3%} of the {which} are sent".replace("000%", "%").replace(".%", "%")
 
-    def _prune(self, update: Update, rng: Rng | None) -> Update:
+    def pruned(self, update: Update, rng: Rng | None = None) -> Update:
+        """What is left of an update; without a stream nothing is left out at random."""
         if self.by == "random":
             if rng is None:
                 return update
@@ -54,7 +55,7 @@ class Prune:
         return {k: v * (v.abs() >= bar) for k, v in update.items()}
 
     def protect(self, client: Client) -> Client:
-        return after(client, self._prune)
+        return after(client, self.pruned)
 
     def clean(self, update: Update) -> Update:
         return update

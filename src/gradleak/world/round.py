@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradleak.residual import distance, norm
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Batch, Client, Defense, Know, Params, Release, Secret, Update
+from gradleak.types import NOTHING, Batch, Client, Defense, Know, Params, Release, Remembers, Secret, Update
 from gradleak.world.clients import Participation, Rounds
 from gradleak.world.learner import Learner
 from gradleak.world.public import frequencies
@@ -46,7 +46,7 @@ def send(
     with torch.no_grad():
         plain = client(params, _with(secret.batch, masks), rng / "client")
         update = defense.protect(client)(params, _with(secret.batch, masks), rng / "client")
-        later = tuple(_later(learner, participation, defense.protect(client), secret.batch, update, rng))
+        later = tuple(_later(learner, participation, client, defense, secret.batch, (plain, update), rng))
     facts: dict[Know, object] = {
         Know.COUNT: len(secret.ids), Know.LOCAL_STEPS: dict(participation.protocol), Know.DEFENSE: repr(defense),
         **_of_batch(secret, world.vocabulary is not None),
@@ -70,16 +70,22 @@ def _with(batch: Batch, masks: Mapping[str, Tensor]) -> Batch:
 
 
 def _later(
-    learner: Learner, participation: Participation, client: Client, batch: Batch, update: Update, rng: Rng,
+    learner: Learner, participation: Participation, client: Client, defense: Defense, batch: Batch,
+    first: tuple[Update, Update], rng: Rng,
 ) -> Iterator[tuple[Params, Update]]:
     """The rounds after the first: the server steps along what it was sent, the client sends again."""
-    params = learner.params
     if not isinstance(participation, Rounds):
         return
+    params, (plain, update) = learner.params, first
+    memory = defense.carry(plain, {})[1] if isinstance(defense, Remembers) else {}
     for number in range(1, participation.times):
         here = rng / "client" / number
         params = {name: value - participation.rate * update[name] for name, value in params.items()}
-        update = client(params, _with(batch, participation.dropped(learner, batch, here)), here)
+        own = _with(batch, participation.dropped(learner, batch, here))
+        if isinstance(defense, Remembers):
+            update, memory = defense.carry(client(params, own, here), memory)
+        else:
+            update = defense.protect(client)(params, own, here)
         yield params, update
 
 
