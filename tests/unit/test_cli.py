@@ -1,5 +1,7 @@
 """The command line as a user meets it: good input, bad input, kills."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -12,17 +14,36 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from gradleak import cli
+
 TASK = 'task = "image(model=lenet, data=photos(size=16, count=40))"\n'
 SHORT = TASK + 'attacks = ["dlg(steps=6, restarts=1)"]\ntrials = 1\nmetrics = ["psnr", "label_accuracy"]\n'
 
 
-def gradleak(*args: object, cwd: Path, code: int | None = None) -> subprocess.CompletedProcess[str]:
+def alone(*args: object, cwd: Path, code: int | None = None) -> subprocess.CompletedProcess[str]:
+    """As a process of its own, which takes seconds to start."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     done = subprocess.run([sys.executable, "-m", "gradleak.cli", *map(str, args)], cwd=cwd, env=env,
                           capture_output=True, text=True, timeout=300)
     if code is not None:
         assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def gradleak(*args: object, cwd: Path, code: int | None = None) -> subprocess.CompletedProcess[str]:
+    """In this process."""
+    said, complained, asked = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv, found = ["gradleak", *map(str, args)], 0
+    try:
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+            cli.main()
+    except SystemExit as end:
+        found = end.code if isinstance(end.code, int) else 0
+    finally:
+        sys.argv = asked
+    if code is not None:
+        assert found == code, said.getvalue() + complained.getvalue()
+    return subprocess.CompletedProcess(sys.argv, found, said.getvalue(), complained.getvalue())
 
 
 def write(folder: Path, text: str) -> Path:
@@ -35,7 +56,7 @@ def write(folder: Path, text: str) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     text = SHORT + 'threats = ["curious", "informed"]\ndefenses = ["none", "sign"]\n'
-    gradleak("run", write(folder, text), "--out", folder / "run", "--workers", 2, cwd=folder, code=3)
+    alone("run", write(folder, text), "--out", folder / "run", "--workers", 2, cwd=folder, code=3)
     return folder
 
 
@@ -132,7 +153,8 @@ def test_bad_input_is_one_clear_line_and_nothing_written(tmp_path: Path, case: s
     if case == "out is a file":
         (tmp_path / "out").write_text("mine")
     text, says = BAD[case]
-    done = gradleak("run", write(tmp_path, text + "\n"), "--out", "out", cwd=tmp_path, code=2)
+    command = alone if "python(" in text else gradleak  # modules are found in the folder one stands in
+    done = command("run", write(tmp_path, text + "\n"), "--out", "out", cwd=tmp_path, code=2)
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert not (tmp_path / "out").is_dir()
 
@@ -212,17 +234,17 @@ def test_kill_anywhere_and_go_on(tmp_path: Path, workers: str) -> None:
     text = TASK + ('attacks = ["dlg(steps=60, restarts=2)"]\ntrials = 2\nthreats = ["informed"]\n'
                    'defenses = ["none", "prune(keep=0.3)"]\nmetrics = ["psnr", "ssim"]\n')
     path = write(tmp_path, text)
-    gradleak("run", path, "--out", "whole", "--workers", 2, cwd=tmp_path)
+    gradleak("run", path, "--out", "whole", "--workers", 1, cwd=tmp_path)
     impatient = {**os.environ, "OMP_NUM_THREADS": "1", "GRADLEAK_CHECKPOINT_SECONDS": "0"}
     command = [sys.executable, "-m", "gradleak.cli", "run", str(path), "--out", "killed", "--workers", workers]
-    for hit in range(4):
+    for hit in range(2):
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                    env=impatient)
         kept = next_checkpoint(tmp_path / "killed", process)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert kept, f"kill {hit} came too late to interrupt anything"
-    gradleak("run", path, "--out", "killed", "--workers", 2, cwd=tmp_path)
+    alone("run", path, "--out", "killed", "--workers", 2, cwd=tmp_path)
     assert scores(tmp_path / "killed") == scores(tmp_path / "whole")
 
 
