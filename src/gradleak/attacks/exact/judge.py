@@ -1,9 +1,11 @@
 """How likely an update is, given the sentences it may have been made of."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.attacks.exact.entrance import Entrance
@@ -13,14 +15,26 @@ from gradleak.attacks.scoring import Scoring
 from gradleak.factored import Reference
 from gradleak.lanes import Lanes
 from gradleak.products import Products
-from gradleak.types import Know, following
+from gradleak.types import NO_LABEL, Know, following
 
 MANY = 16
 """Classes up to which all are tried."""
 
 
+@dataclass(frozen=True)
+class Company:
+    """The sentences of a batch, and their labels (none for a language model, which labels itself)."""
+
+    sentences: tuple[Sentence, ...]
+    labels: tuple[int, ...] | None
+
+    def but(self, which: int, sentence: Sentence) -> "Company":
+        """With another sentence in one's place."""
+        return replace(self, sentences=(*self.sentences[:which], sentence, *self.sentences[which + 1 :]))
+
+
 class Judge:
-    """How much likelier the update is, given a sentence, than given nothing: in nats, by replaying it.
+    """How much likelier the update is, given sentences, than given nothing: in nats, by replaying them.
 
     Every parameter's gradient may have been scaled and carries noise, both unknown; what remains is the angle between
     what was sent and what the sentence gives: -n/2 log(1 - cos^2) for n numbers sent.
@@ -31,26 +45,19 @@ class Judge:
         sent = [(value != 0).sum() for value in door.seen.update.values()]
         self.objective = ByProducts(partial(_unlikely, torch.stack(sent)))
         self.reference = Reference(door.seen.update)
-        self._lanes: Lanes | None = None
+        self._scoring: Scoring | None = None
 
     def __call__(self, sentences: Sequence[Sentence], label: int | None) -> list[float]:
         """Of sentences of one length."""
         if not sentences:
             return []
         x, y, extra = self._laid(sentences, label)
-        scores = Scoring(self._replay(x, y, extra), self.objective, self.reference)(x, y, extra)
+        scores = self._scored(x, y, extra)(x, y, extra)
         return [-score for score in scores.tolist()]
 
     def slope(self, sentence: Sentence, label: int | None) -> Tensor:
         """How much likelier, to first order, every token makes the update in every place (L x V)."""
-        x, y, extra = self._laid([sentence], label)
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            value = self.objective(self._replay(x, y, extra)(x, y, extra), self.reference)
-            (rise,) = torch.autograd.grad(-value.sum(), x)
-        table = self.door.vocabulary.table.detach()
-        gain = rise[0, 0] @ table.mT - (rise[0, 0] * x.detach()[0, 0]).sum(1, keepdim=True)
-        return gain.masked_fill(~self.door.vocabulary.usable, -torch.inf)
+        return self._rise(*self._laid([sentence], label))[0]
 
     def first(self, sentences: Sequence[Sentence]) -> tuple[int | None, list[float]]:
         """The label (none for a language model, which labels itself) and the sentences' scores under it."""
@@ -69,11 +76,64 @@ class Judge:
         y = following(rows) if label is None else batch.y
         return batch.x[:, None], y[:, None], {name: value[:, None] for name, value in batch.extra.items()}
 
-    def _replay(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Lanes:
-        if self._lanes is None:
+    def _rise(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        """How much likelier each token of the vocabulary would make one candidate (1 x n x L x d), to first order."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.objective(self._scored(x, y, extra).replay(x, y, extra), self.reference)
+            (rise,) = torch.autograd.grad(-value.sum(), x)
+        gain = rise[0] @ self.door.vocabulary.table.detach().mT - (rise[0] * x.detach()[0]).sum(-1, keepdim=True)
+        return gain.masked_fill(~self.door.vocabulary.usable, -torch.inf)
+
+    def companies(self, many: Sequence[Company]) -> list[float]:
+        """Of whole batches, each of as many sentences."""
+        if not many:
+            return []
+        longest = max(len(sentence) for each in many for sentence in each.sentences)
+        laid = [self._together(each, longest) for each in many]
+        x, y = torch.stack([each[0] for each in laid]), torch.stack([each[1] for each in laid])
+        extra = {name: torch.stack([each[2][name] for each in laid]) for name in laid[0][2]}
+        scores = self._scored(x[:1], y[:1], _first(extra))(x, y, extra)
+        return [-score for score in scores.tolist()]
+
+    def instead(self, company: Company, which: int, rivals: Sequence[Sentence]) -> list[float]:
+        """Of a batch with each rival, as long as the sentence, in a sentence's place: only rivals are replayed."""
+        if not rivals:
+            return []
+        x, y, extra = self._together(company, max(map(len, company.sentences)))
+        if "ids" in extra:  # what is looked up changes with the words
+            return self.companies([company.but(which, rival) for rival in rivals])
+        others = x[which].repeat(len(rivals), 1, 1)
+        rows = torch.tensor(rivals)
+        others[:, : rows.shape[1]] = self.door.vocabulary.table[rows].detach().to(x)
+        scoring = self._scored(x[None], y[None], {name: value[None] for name, value in extra.items()})
+        scores = scoring.changed(x, y, extra, which, others)
+        return [-score for score in scores.tolist()]
+
+    def slopes(self, company: Company) -> Tensor:
+        """As `slope`, for every sentence (n x L x V)."""
+        x, y, extra = self._together(company, max(map(len, company.sentences)))
+        return self._rise(x[None], y[None], {name: value[None] for name, value in extra.items()})
+
+    def _together(self, company: Company, longest: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        labels = torch.tensor(company.labels or [0] * len(company.sentences))
+        batch, rows = self.door.told(list(company.sentences), labels)
+        y = following(rows) if company.labels is None else batch.y
+        more = longest - rows.shape[1]
+        extra = {name: F.pad(value, (0, more)) for name, value in batch.extra.items()}
+        return F.pad(batch.x, (0, 0, 0, more)), y if y.ndim == 1 else F.pad(y, (0, more), value=NO_LABEL), extra
+
+    def _scored(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Scoring:
+        """Made when first asked, and tried on such a candidate."""
+        if self._scoring is None:
             twice = {name: torch.cat([value, value]) for name, value in extra.items()}
-            self._lanes = Lanes(self.door.seen.replay, torch.cat([x, x]), torch.cat([y, y]), twice, factor=True)
-        return self._lanes
+            lanes = Lanes(self.door.seen.replay, torch.cat([x, x]), torch.cat([y, y]), twice, factor=True)
+            self._scoring = Scoring(lanes, self.objective, self.reference)
+        return self._scoring
+
+
+def _first(extra: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value[:1] for name, value in extra.items()}
 
 
 def _unlikely(sent: Tensor, found: Products) -> Tensor:

@@ -73,6 +73,12 @@ class Noisy:
         values = self.axes[1]
         return values[len(values) // 2 :].mean() + 1e-12 * values[0]
 
+    @cached_property
+    def level(self) -> float:
+        """The energy that noise has in a direction, as far as can be told apart from words."""
+        values = self.axes[1]
+        return float(values[min(self.rank, len(values) // 2) :].mean())
+
     def weights(self, rank: int) -> Tensor:
         """Three ways to score the first axes by their energy: whether they stand out, how sure it is that they do, and
         how far they do."""
@@ -114,13 +120,7 @@ def risen(values: Tensor, rows: int) -> int:
 
 def read(door: Entrance, rng: Rng) -> Reading:
     """One sentence, its length found out unless it was told."""
-    if (door.count or 1) > 1:
-        raise Unsuited(f"this update hides {door.count} sentences behind noise, rounding or gaps; here one sentence is "
-                       "read from such an update, several only from a clean one")
-    if door.atoms.placeless:
-        raise Unsuited("a word looks the same in all places of this model; here models are read whose places "
-                       "differ (BERT, RoBERTa, GPT-2)")
-    judge, searches = Judge(door), [Search(door, heard) for heard in hearings(door, rng)]
+    judge, searches = Judge(door), hearings(door, rng)
     lengths = searches[-1].lengths()  # gaps look like words wherever one looks: completed, they do not
     starts = [(search, search.arranging(length).best().sentence) for search in searches for length in lengths]
     label, scores = judge.first([sentence for _, sentence in starts])
@@ -131,13 +131,16 @@ def read(door: Entrance, rng: Rng) -> Reading:
     return Reading([sentence], [[False] * len(sentence)], None if label is None else [label], notes)
 
 
-def hearings(door: Entrance, rng: Rng) -> list[Noisy]:
-    """The first layers' gradients as they were sent; and completed, where entries were left out."""
+def hearings(door: Entrance, rng: Rng) -> "list[Search]":
+    """In the first layers' gradients as they were sent; and completed, where entries were left out."""
+    if door.atoms.placeless:
+        raise Unsuited("a word looks the same in all places of this model; here models are read whose places "
+                       "differ (BERT, RoBERTa, GPT-2)")
     parts = [oriented(door.seen.update, layer) for layer in door.first]
     found = [noisy(parts)]
     if any(pruned(part) for part in parts):
         found.append(noisy(*completed(parts, rng / "held out")))
-    return found
+    return [Search(door, heard) for heard in found]
 
 
 class Search:
@@ -154,10 +157,12 @@ class Search:
         return len(self.opening) + len(self.closing) < length <= self.door.places
 
     def lengths(self) -> list[int]:
-        """As told; or those at which the closing tokens fit best, and where nothing closes, about as many as
-        directions stand out."""
-        if isinstance(self.told, Tensor):
-            return [int(self.told.flatten()[0])]
+        """As told, or the likeliest few."""
+        return [int(self.told.flatten()[0])] if isinstance(self.told, Tensor) else self.ends(LENGTHS)
+
+    def ends(self, wanted: int) -> list[int]:
+        """So many lengths at which the closing tokens fit best, or where nothing closes, about as many as directions
+        stand out."""
         # Noise may hide words, but hardly most of them.
         most = min(self.door.places, 2 * self.heard.rank + 8)
         possible = torch.tensor([n for n in range(most + 1) if self.possible(n)])
@@ -169,7 +174,7 @@ class Search:
             # A vector that is there has no part in an empty direction: Capon's filter.
             emptiness = along / along.sum(1, keepdim=True) @ (1 / (values + 0.01 * self.heard.floor))
             fits = fits - emptiness.log()
-        return possible[fits.topk(min(LENGTHS, len(fits))).indices].tolist()
+        return possible[fits.topk(min(wanted, len(fits))).indices].tolist()
 
     def _list(self, place: int, rank: int) -> tuple[Tensor, Tensor]:
         """The tokens that may stand there, and their vectors."""
@@ -182,13 +187,16 @@ class Search:
             self._lists[place] = tokens, self.door.atoms.vectors(tokens, torch.full_like(tokens, place))
         return self._lists[place]
 
-    def arranging(self, length: int) -> Arranging:
-        places = range(len(self.opening), length - len(self.closing))
-        lists = [self._list(place, max(1, min(self.heard.rank, length))) for place in places]
+    def listed(self, places: range, rank: int) -> Shortlist:
+        """The tokens that may stand in some places, where about so many directions are words."""
+        lists = [self._list(place, rank) for place in places]
         tokens, vectors = (torch.cat(parts) for parts in zip(*lists, strict=True))
         at = torch.cat([torch.full_like(part, place) for (part, _), place in zip(lists, places, strict=True)])
-        return Arranging(Shortlist(tokens, at, vectors, self.heard.energy), length, self.opening, self.closing,
-                         self.door.atoms)
+        return Shortlist(tokens, at, vectors, self.heard.energy)
+
+    def arranging(self, length: int) -> Arranging:
+        listed = self.listed(range(len(self.opening), length - len(self.closing)), max(1, min(self.heard.rank, length)))
+        return Arranging(listed, length, self.opening, self.closing, self.door.atoms)
 
 
 Change = tuple[int, int]

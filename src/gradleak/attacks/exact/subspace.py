@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.combine import ByKind
-from gradleak.attacks.exact import causal, dropped, likely, peeling
+from gradleak.attacks.exact import causal, crowd, dropped, likely, peeling
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.members import Members, members
@@ -72,7 +72,7 @@ def read(door: Entrance, n: int, rng: Rng) -> Reading:
         if n > 1 and not altered and _clean_late(door):
             raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
-        return likely.read(door, rng)
+        return crowd.read(door, n, rng) if n > 1 else likely.read(door, rng)
     inside = members(door)
     if not inside.tokens:
         return dropped.read(door, rng)

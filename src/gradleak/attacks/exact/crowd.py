@@ -1,0 +1,299 @@
+"""Several sentences behind noise, rounding or gaps: first the words, then their places, then who stood with whom.
+
+The first layers' energy tells the words nearly for sure, and their places roughly; attention's gradient tells roughly
+which stood in one sentence. From there the whole update decides, replayed with one change at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from gradleak.attacks.exact.affinity import affinity, attention, deltas
+from gradleak.attacks.exact.entrance import Entrance
+from gradleak.attacks.exact.judge import MANY, Company, Judge
+from gradleak.attacks.exact.likely import CHANCE, Search, hearings
+from gradleak.attacks.exact.reading import Reading, Sentence
+from gradleak.attacks.exact.seating import Key, Seating
+from gradleak.rng import Rng
+from gradleak.types import Know
+
+LONGEST = 48
+"""Places looked at where lengths are not told."""
+
+ENDS = 6
+"""Places at which sentences may end, best first."""
+
+GUESSES = 3
+"""Sets of lengths from which sentences are begun; the whole update tells which of them is right."""
+
+HEARD = 1.15
+"""A word adds so much more energy than a direction with nothing in it, or the words are at an end."""
+
+STARTS, WAYS = 24, 6
+"""Random ways to part the words among the sentences, each then improved; so many of them, best first, are replayed."""
+
+WORDS, OTHERS = 8, 4
+"""Words of the pool a place, and of the whole vocabulary, that are replayed in a round: those of the steepest slope."""
+
+ORDERS = 48
+"""Orders of a sentence that are replayed in a round."""
+
+ROUNDS = 20
+"""Of replaying, while something is better; five are usual."""
+
+
+def read(door: Entrance, count: int, rng: Rng) -> Reading:
+    """All sentences of a batch; nothing of it is proven."""
+    judge, search = Judge(door), hearings(door, rng)[-1]
+    pool = gathered(search, count)
+    starts = [start for lengths in _lengths(search, pool, count)
+              for start in begun(door, search, judge, pool, lengths, rng)]
+    company, score = _settled(search, judge, _likeliest(judge, starts)[0], pool, rng)
+    notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
+    return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
+
+
+def begun(
+    door: Entrance, search: Search, judge: Judge, pool: Tensor, lengths: Sequence[int], rng: Rng,
+) -> list[Company]:
+    """Sentences of such lengths, by the first layers alone: the ways to part the words that are tied best."""
+    seated, _ = seating(search, pool, lengths).best()
+    labels = None if door.seen.next_word else (0,) * len(lengths)
+    ways = [Company(sentences, labels) for sentences in parted(door, search, seated, lengths, rng)]
+    return [_labelled(door, judge, way) for way in ways[:WAYS]]
+
+
+def gathered(search: Search, count: int) -> Tensor:
+    """The words of all sentences: one after the other the one that adds the most energy, wherever it stands, until what
+    is added is no more than noise has everywhere."""
+    places = min(LONGEST, search.door.places)
+    shortlist = search.listed(range(len(search.opening), places), max(1, search.heard.rank))
+    known = [search.door.atoms.vectors(torch.tensor(search.opening), torch.arange(len(search.opening)))]
+    found: dict[int, None] = {}
+    for _ in range(min(count * max(search.ends(ENDS)), search.door.atoms.width // 2)):
+        gains = shortlist.gains(torch.cat(known))
+        pick = int(gains.argmax())
+        if float(gains[pick]) < HEARD * search.heard.level:
+            break
+        known.append(shortlist.vectors[pick : pick + 1])
+        found[int(shortlist.tokens[pick])] = None
+    return torch.tensor(sorted(set(found) - set(search.closing)), dtype=torch.long)
+
+
+def seating(search: Search, pool: Tensor, lengths: Sequence[int]) -> Seating:
+    opening, closing = search.opening, search.closing
+    frames = list(enumerate(opening)) + [(length - len(closing) + place, token)
+                                         for length in sorted(set(lengths)) for place, token in enumerate(closing)]
+    seats = [place for length in lengths for place in range(len(opening), length - len(closing))]
+    return Seating(search.door.atoms, search.heard.energy, pool, [(token, place) for place, token in frames], seats)
+
+
+def _lengths(search: Search, pool: Tensor, count: int) -> list[tuple[int, ...]]:
+    """As told; or of the likely ends those with which the words explain the most, beyond what any further seat would:
+    begun with the likeliest, changed one by one; the best few that were tried."""
+    if isinstance(search.told, Tensor):
+        return [tuple(search.told.flatten().tolist())]
+    ends, seat = search.ends(ENDS), HEARD * search.heard.level
+    tried: dict[tuple[int, ...], float] = {}
+
+    def worth(lengths: tuple[int, ...]) -> float:
+        if lengths not in tried:
+            tried[lengths] = seating(search, pool, lengths).best()[1] - seat * sum(lengths)
+        return tried[lengths]
+
+    now = tuple(sorted((ends * count)[:count]))
+    while True:
+        near = {tuple(sorted((*now[:place], end, *now[place + 1 :]))) for place in range(count) for end in ends}
+        best = max(sorted(near), key=worth)
+        if worth(best) <= worth(now):
+            return sorted(tried, key=worth, reverse=True)[:GUESSES]
+        now = best
+
+
+def parted(
+    door: Entrance, search: Search, seated: list[Key], lengths: Sequence[int], rng: Rng,
+) -> list[tuple[Sentence, ...]]:
+    """One word of every place for each sentence that reaches it, as attention ties them; the best tied first."""
+    seated = sorted(seated, key=lambda key: key[1])
+    places = torch.tensor([place for _, place in seated])
+    ties = _ties(door, search, seated)
+    found: dict[tuple[Sentence, ...], float] = {}
+    for start in range(STARTS):
+        owners = _dealt(places, lengths, len(search.closing), rng / "start" / start)
+        worth, owners = _improved(owners, places, ties, lengths, len(search.closing))
+        words = [[seated[n][0] for n in (owners == number).nonzero().flatten().tolist()]
+                 for number in range(len(lengths))]
+        found[tuple((*search.opening, *inside, *search.closing) for inside in words)] = worth
+    return sorted(found, key=lambda way: -found[way])
+
+
+def _ties(door: Entrance, search: Search, seated: list[Key]) -> Tensor:
+    known = [*seated, *((token, place) for place, token in enumerate(search.opening))]
+    x = door.atoms.vectors(*torch.tensor(known).mT)
+    how = attention(door)
+    return affinity(door, x, *deltas(door, x, how), how)[: len(seated), : len(seated)]
+
+
+def _dealt(places: Tensor, lengths: Sequence[int], closing: int, rng: Rng) -> Tensor:
+    owners = torch.empty_like(places)
+    for place in sorted(set(places.tolist())):
+        reach = torch.tensor([number for number, length in enumerate(lengths) if length - closing > place])
+        owners[places == place] = reach[(rng / place).permutation(len(reach))]
+    return owners
+
+
+def _improved(
+    owners: Tensor, places: Tensor, ties: Tensor, lengths: Sequence[int], closing: int,
+) -> tuple[float, Tensor]:
+    """Each place's words dealt anew by their ties to the rest, while that helps."""
+    total = -1.0
+    while True:
+        for place in sorted(set(places.tolist())):
+            here = places == place
+            reach = torch.tensor([number for number, length in enumerate(lengths) if length - closing > place])
+            mine = (owners[~here][None] == reach[:, None]).to(ties)
+            cost = ties[here][:, ~here] @ mine.mT
+            order = torch.from_numpy(linear_sum_assignment(cost.numpy(), maximize=True)[1])
+            owners[here] = reach[order]
+        now = float(ties[owners[:, None] == owners].sum())
+        if now <= total * (1 + 1e-9):
+            return now, owners
+        total = now
+
+
+def _labelled(door: Entrance, judge: Judge, company: Company) -> Company:
+    """With the labels that are likeliest: told ones, each sentence's in turn otherwise."""
+    if company.labels is None:
+        return company
+    told, lengths = (door.seen.facts.get(know) for know in (Know.LABELS, Know.LENGTHS))
+    if isinstance(told, Tensor):
+        company = replace(company, labels=tuple(told.flatten().tolist()))
+        if isinstance(lengths, Tensor):  # then the two go together
+            return company
+    return _likeliest(judge, list(_relabelled(door, company)))[0]
+
+
+def _relabelled(door: Entrance, company: Company) -> Iterator[Company]:
+    """The company itself, and with one label changed, or where labels are told, two exchanged."""
+    yield company
+    if company.labels is None:
+        return
+    labels = company.labels
+    if isinstance(door.seen.facts.get(Know.LABELS), Tensor):
+        changed = [_exchanged(labels, a, b) for a, b in combinations(range(len(labels)), 2)]
+    else:
+        changed = [(*labels[:which], label, *labels[which + 1 :]) for which in range(len(labels))
+                   for label in range(min(door.seen.classes, MANY))]
+    for each in dict.fromkeys(changed):
+        if each != labels:
+            yield replace(company, labels=each)
+
+
+def _exchanged(items: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
+    changed = list(items)
+    changed[a], changed[b] = items[b], items[a]
+    return tuple(changed)
+
+
+def _settled(search: Search, judge: Judge, company: Company, pool: Tensor, rng: Rng) -> tuple[Company, float]:
+    """The batch changed while the whole update is likelier so: words, orders, exchanges, labels and lengths."""
+    now = judge.companies([company])[0]
+    for turn in range(ROUNDS):
+        before, slopes = now, judge.slopes(company)
+        for which in range(len(company.sentences)):
+            sentence, now = _reworded(judge, company, which, slopes[which], pool, now, rng / turn / which)
+            company = company.but(which, sentence)
+        crossed = [*_crossings(company), *list(_relabelled(search.door, company))[1:]]
+        company, now = _best(judge, company, now, crossed)
+        if now <= before + CHANCE and search.told is None:
+            company, now = _best(judge, company, now, list(_resized(company, pool, slopes, search)))
+        if now <= before + CHANCE:
+            break
+    return company, now
+
+
+def _best(judge: Judge, company: Company, now: float, others: list[Company]) -> tuple[Company, float]:
+    other, score = _likeliest(judge, others) if others else (company, now)
+    return (other, score) if score > now + CHANCE else (company, now)
+
+
+def _likeliest(judge: Judge, companies: list[Company]) -> tuple[Company, float]:
+    scores = judge.companies(companies)
+    top = max(range(len(scores)), key=lambda n: scores[n])
+    return companies[top], scores[top]
+
+
+def _reworded(
+    judge: Judge, company: Company, which: int, slope: Tensor, pool: Tensor, now: float, rng: Rng,
+) -> tuple[Sentence, float]:
+    """A sentence with a word, its order, or several words changed at once."""
+    sentence, words = company.sentences[which], judge.door.vocabulary
+    inside = range(len(words.opening), len(sentence) - len(words.closing))
+    singles = {(place, token): None for place in inside for token in _steepest(slope[place], pool)
+               if token != sentence[place]}
+    rivals = [_with(sentence, [change]) for change in singles]
+    orders = _orders(sentence, inside, rng)
+    scores = judge.instead(company, which, rivals + orders)
+    best: dict[int, tuple[float, tuple[int, int]]] = {}
+    for score, change in zip(scores, singles, strict=False):
+        if score > now and score > best.get(change[0], (now, change))[0]:
+            best[change[0]] = score, change
+    ranked = [change for _, change in sorted(best.values(), reverse=True)]
+    several = [_with(sentence, ranked[: n + 1]) for n in range(1, len(ranked))]
+    tried = [*zip(scores, rivals + orders, strict=True),
+             *zip(judge.instead(company, which, several), several, strict=True)]
+    score, changed = max(tried, default=(now, sentence))
+    return (changed, score) if score > now + CHANCE else (sentence, now)
+
+
+def _steepest(slope: Tensor, pool: Tensor) -> list[int]:
+    some = pool[slope[pool].argsort(descending=True)[:WORDS]].tolist()
+    return [*some, *slope.topk(min(OTHERS, len(slope))).indices.tolist()]
+
+
+def _with(sentence: Sentence, changes: Sequence[tuple[int, int]]) -> Sentence:
+    tokens = list(sentence)
+    for place, token in changes:
+        tokens[place] = token
+    return tuple(tokens)
+
+
+def _orders(sentence: Sentence, inside: range, rng: Rng) -> list[Sentence]:
+    """Two words exchanged, or one moved elsewhere: as many as are tried, drawn at random."""
+    found = dict[Sentence, None]()
+    for a in inside:
+        for b in inside:
+            rest = sentence[:a] + sentence[a + 1 :]
+            found[(*rest[:b], sentence[a], *rest[b:])] = None
+            found[_exchanged(sentence, a, b)] = None
+    found.pop(sentence, None)
+    every = list(found)
+    return [every[n] for n in rng.permutation(len(every))[:ORDERS].tolist()]
+
+
+def _crossings(company: Company) -> Iterator[Company]:
+    """Two sentences exchange a word of one place, or all they have from a place on."""
+    for a, b in combinations(range(len(company.sentences)), 2):
+        one, other = company.sentences[a], company.sentences[b]
+        for place in range(1, min(len(one), len(other)) - 1):
+            if one[place] != other[place]:
+                word = one[:place] + other[place : place + 1] + one[place + 1 :]
+                yield company.but(a, word).but(b, other[:place] + one[place : place + 1] + other[place + 1 :])
+            if one[place:] != other[place:]:
+                yield company.but(a, one[:place] + other[place:]).but(b, other[:place] + one[place:])
+
+
+def _resized(company: Company, pool: Tensor, slopes: Tensor, search: Search) -> Iterator[Company]:
+    """One sentence with a word less, or with one more."""
+    first, last = len(search.opening), len(search.closing)
+    for which, sentence in enumerate(company.sentences):
+        for place in range(first, len(sentence) - last + 1):
+            if place < len(sentence) - last and search.possible(len(sentence) - 1):
+                yield company.but(which, sentence[:place] + sentence[place + 1 :])
+            if search.possible(len(sentence) + 1):
+                for token in _steepest(slopes[which, place], pool)[:2]:
+                    yield company.but(which, (*sentence[:place], token, *sentence[place:]))

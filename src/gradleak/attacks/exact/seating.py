@@ -1,0 +1,97 @@
+"""Which words stood in which places of several sentences, by the energy that the first layers' gradients have."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradleak.attacks.exact.arrange import BETTER, Shortlist
+from gradleak.attacks.exact.dictionary import Dictionary
+
+ROUNDS = 8
+"""Of sweeps and exchanges, while they help; three are usual."""
+
+RIDGE = 1e-7
+"""So that two seats of one place with the same word, which count once, can be solved for."""
+
+Key = tuple[int, int]
+"""A token and its place."""
+
+
+class Seating:
+    """Words of a pool on seats: every place has as many as sentences reach beyond it. The frames are fixed."""
+
+    def __init__(self, atoms: Dictionary, energy: Tensor, pool: Tensor, frames: Sequence[Key], seats: Sequence[int]):
+        self.pool, self.energy, self.seats = pool, energy, list(seats)
+        places = torch.arange(max(self.seats, default=0) + 1)
+        tokens, at = pool.repeat(len(places)), places.repeat_interleave(len(pool))
+        self.listed = Shortlist(tokens, at, atoms.vectors(tokens, at), energy)
+        self.frames = atoms.vectors(*torch.tensor(frames).mT)
+
+    def best(self) -> tuple[list[Key], float]:
+        """Tokens with their places, and the energy explained: greedily, then improved while that helps."""
+        chosen = self._greedy()
+        energy = self._energy(chosen)
+        for _ in range(ROUNDS):
+            before = energy
+            chosen = self._swept(chosen)
+            chosen, energy = self._exchanged(chosen, self._energy(chosen))
+            if energy <= before * (1 + BETTER):
+                break
+        return [(int(self.listed.tokens[row]), int(self.listed.places[row])) for row in chosen], energy
+
+    def _vectors(self, chosen: list[int]) -> Tensor:
+        return torch.cat([self.frames, self.listed.vectors[chosen]])
+
+    def _energy(self, chosen: list[int]) -> float:
+        axes = torch.linalg.qr(self._vectors(chosen).mT).Q
+        return float((axes * (self.energy @ axes)).sum())
+
+    def _greedy(self) -> list[int]:
+        """Word after word, whichever adds the most, wherever a seat is free."""
+        chosen, left = list[int](), torch.bincount(torch.tensor(self.seats), minlength=max(self.seats) + 1)
+        while len(chosen) < len(self.seats):
+            gains = self.listed.gains(self._vectors(chosen))
+            pick = int(gains.masked_fill(left[self.listed.places] == 0, -1.0).argmax())
+            left[self.listed.places[pick]] -= 1
+            chosen.append(pick)
+        return chosen
+
+    def _swept(self, chosen: list[int]) -> list[int]:
+        """Every seat in turn gets the word that adds the most to the others."""
+        chosen = chosen.copy()
+        for seat, row in enumerate(chosen):
+            here = self.listed.at(int(self.listed.places[row]))
+            others = self._vectors(chosen[:seat] + chosen[seat + 1 :])
+            chosen[seat] = here.start + int(self.listed.gains(others, here).argmax())
+        return chosen
+
+    def _exchanged(self, chosen: list[int], energy: float) -> tuple[list[int], float]:
+        """The best exchange of two words between places, while one helps."""
+        now, size = torch.tensor(chosen), len(self.pool)
+        one, other = torch.triu_indices(len(now), len(now), 1)
+        apart = now[one] // size != now[other] // size
+        one, other = one[apart], other[apart]
+        rows = torch.arange(len(one))
+        while len(rows):
+            tried = now.repeat(len(rows), 1)
+            tried[rows, one] = now[one] // size * size + now[other] % size
+            tried[rows, other] = now[other] // size * size + now[one] % size
+            totals = self._totals(tried)
+            top = int(totals.argmax())
+            if float(totals[top]) <= energy * (1 + BETTER):
+                break
+            now, energy = tried[top], float(totals[top])
+        return now.tolist(), energy
+
+    def _totals(self, tried: Tensor) -> Tensor:
+        """The energy of each choice (n x seats)."""
+        rows, fixed = tried + len(self.frames), len(self.frames)
+        whole = torch.cat([torch.arange(fixed).repeat(len(rows), 1), rows], 1)
+        distinct, index = torch.unique(whole, return_inverse=True)
+        vectors = torch.cat([self.frames, self.listed.vectors])[distinct]
+        gram, seen = vectors @ vectors.mT, vectors @ self.energy @ vectors.mT
+        pairs = index[:, :, None], index[:, None, :]
+        ridge = RIDGE * gram.diagonal().mean() * torch.eye(whole.shape[1]).to(gram)
+        shares: Tensor = torch.linalg.solve(gram[pairs] + ridge, seen[pairs])
+        return shares.diagonal(dim1=1, dim2=2).sum(1)
