@@ -110,6 +110,8 @@ def test_the_noise_has_the_size_it_says(play) -> None:
     ({"defenses": ("dpsgd(clip=1)",)}, "exactly one of multiplier"),
     ({"defenses": ("dpsgd(clip=0, multiplier=1)",)}, "above 0"),
     ({"defenses": ("dpsgd(clip=1, multiplier=1, rate=2)",)}, "share of the data"),
+    ({"defenses": ("dpsgd(clip=1, multiplier=0.01)",)}, "accountant=rdp"),
+    ({"defenses": ("dpsgd(clip=1, epsilon=1000)",)}, "accountant=rdp"),
     ({"defenses": ("dpsgd(clip=1, multiplier=1)",), "client": "local_steps(steps=2)"}, "use one_step"),
     ({"defenses": ("dpsgd(clip=1, multiplier=1)",), "task": "image(model=resnet20, data=photos(size=16, count=40))"},
      "ModuleValidator.fix"),

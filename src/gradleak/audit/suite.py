@@ -42,8 +42,8 @@ class Suite:
 STANDARD_V1 = {
     "full": Suite(
         images=(Member("linear", 0.1), Member("recursive", 0.2), Member("subspace", 0.2), Member("ridge_inverter", 0.5),
-                Member("dlg"), Member("ig")),
-        words=(Member("subspace"), Member("tag"), Member("lamp", 3.0, over=("tag",))),
+                Member("dlg"), Member("ig"), Member("hf_gradinv"), Member("gi_gip")),
+        words=(Member("subspace"), Member("tag"), Member("lamp", 3.0, over=("tag",)), Member("grab", 3.0)),
     ),
     "quick": Suite(
         images=(Member("linear", 0.1), Member("recursive", 0.2), Member("subspace", 0.2), Member("ridge_inverter", 0.5),

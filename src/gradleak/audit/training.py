@@ -171,6 +171,7 @@ def part_of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 def train(course: Course, state: State, keep: Callable[[State], None]) -> State:
     """To its end; every look is kept, so that a killed training goes on from the last."""
-    for state in course.go_on(state):  # noqa: B020
-        keep(state)
-    return state
+    last = state
+    for last in course.go_on(state):
+        keep(last)
+    return last

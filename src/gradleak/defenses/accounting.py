@@ -14,6 +14,10 @@ TOLERANCE = 1e-3
 """How far below the wanted epsilon the found noise may stay."""
 
 
+QUIETEST, LARGEST = 0.1, 100.0
+"""Noise below, or an epsilon above, this takes the PRV accountant minutes and gigabytes."""
+
+
 @dataclass(frozen=True)
 class Privacy:
     """A guarantee: (epsilon, delta) after so many steps, each of which takes an example with probability `rate`."""
@@ -34,6 +38,9 @@ def epsilon(multiplier: float, rate: float, steps: int, delta: float, accountant
     """What so many steps with noise of `multiplier` times the clipping bound amount to."""
     if multiplier <= 0:
         return inf
+    if accountant == "prv" and multiplier < QUIETEST:
+        raise UsageError(f"dpsgd(multiplier={multiplier:g}): the PRV accountant cannot count so little noise in any "
+                         "reasonable time; use accountant=rdp")
     counted = _accountants().create_accountant(mechanism=accountant)
     counted.history = [(multiplier, rate, steps)]
     with warnings.catch_warnings():  # where the best order lies at the end of its list RDP says so; it is a bound still
@@ -45,6 +52,9 @@ def epsilon(multiplier: float, rate: float, steps: int, delta: float, accountant
 def multiplier(wanted: float, rate: float, steps: int, delta: float, accountant: Accountant) -> float:
     """The least noise that keeps so many steps within the wanted epsilon."""
     utils = _accountants("utils")
+    if accountant == "prv" and wanted > LARGEST:
+        raise UsageError(f"dpsgd(epsilon={wanted:g}): the PRV accountant cannot count so little noise in any "
+                         "reasonable time; use accountant=rdp")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
