@@ -1,7 +1,7 @@
 """Text as the search sees it: a word embedding for every place inside a sentence's frame."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,19 +18,25 @@ if TYPE_CHECKING:
     from gradleak.attacks.parts.places import Places
 
 
+Listing = Callable[[Observation, Tensor], Tensor]
+"""Per token whether it may stand in sentences of such lengths, as far as an observation tells."""
+
+
 @dataclass(frozen=True)
 class Embeddings:
     """Word embeddings; what opens and closes a sentence is known and stays. `scaled` starts them at the length that
     words have, else they are standard normal. With `placed` each is read both as the word it is nearest to and as a
-    word that belongs somewhere else."""
+    word that belongs somewhere else. A `listing` narrows the words down before the search, which also starts at some of
+    them."""
 
     scaled: bool = True
     placed: bool = False
+    listing: Listing | None = None
 
     def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "TokenRoom":
         if seen.vocabulary is None:
             raise Unsuited("this attack reads text, and the data are images; use an image attack, such as ig")
-        room = TokenRoom(seen, seen.vocabulary, count, self.scaled, lengths)
+        room = TokenRoom(seen, seen.vocabulary, count, self.scaled, lengths, self.listing)
         if self.placed:
             from gradleak.attacks.parts.places import places
 
@@ -60,6 +66,10 @@ class Nearest:
     def steepest(self, slope: Tensor, many: int) -> Tensor:
         """The words that lower something most, as far as its slope in the embedding can tell."""
         return self._top(-slope, torch.ones_like(self.shrink), many)
+
+    def some(self, x: Tensor) -> Tensor:
+        """Words at random: the embeddings of those that random vectors are nearest to."""
+        return self.table[torch.searchsorted(self.tokens, self(x))]
 
     def _top(self, x: Tensor, weights: Tensor, many: int) -> Tensor:
         flat, many = x.detach().reshape(-1, x.shape[-1]), min(many, self.allowed)
@@ -102,14 +112,16 @@ class TokenRoom:
 
     def __init__(
         self, seen: Observation, vocabulary: Vocabulary, count: int, scaled: bool, lengths: Tensor | None = None,
+        listing: Listing | None = None,
     ) -> None:
-        self.vocabulary, self.table, self.scaled = vocabulary, vocabulary.table, scaled
+        self.vocabulary, self.table, self.scaled, self.listed = vocabulary, vocabulary.table, scaled, bool(listing)
         self.lengths = estimates.lengths(seen, count) if lengths is None else lengths
         self.masks: Masks | None = None
         self.places: Places | None = None
         self.shape = (count, int(self.lengths.max()), self.table.shape[1])
         self.tokens, self.unknowns = int(self.lengths.sum()), math.prod(self.shape)
-        self.nearest = Nearest(vocabulary, allowed(seen, vocabulary))
+        possible = allowed(seen, vocabulary)
+        self.nearest = Nearest(vocabulary, possible & listing(seen, self.lengths) if listing else possible)
         self.norm = self.table[vocabulary.usable].norm(dim=1).mean()
         self.looks_up = looks_up(seen, vocabulary)
         self.dropped = _granted_masks(seen, self.shape[1])
@@ -130,7 +142,9 @@ class TokenRoom:
 
     def begin(self, lanes: int, rng: Rng) -> Tensor:
         x = rng.normal((lanes, *self.shape), self.table)
-        if self.scaled:
+        if self.listed:
+            x = self.nearest.some(x)
+        elif self.scaled:
             x = x * (self.norm / x.norm(dim=-1, keepdim=True))
         x = self.settle(x).flatten(1)
         return x if self.masks is None else torch.cat([x, self.masks.begin(lanes, rng, x)], 1)

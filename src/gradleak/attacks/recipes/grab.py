@@ -5,6 +5,7 @@ from typing import Literal
 
 from gradleak.attacks.combine import Alternate
 from gradleak.attacks.descent import Descent
+from gradleak.attacks.exact.listing import listed
 from gradleak.attacks.parts import directions, objectives, schedules
 from gradleak.attacks.parts.inference import ways
 from gradleak.attacks.parts.masks import WithMasks
@@ -20,12 +21,14 @@ def grab(
     steps: int | None = None, rounds: int | None = None, masks: Literal["learnt", "none"] = "learnt",
     labels: Literal["known", "joint", "counted", "given"] = "known", rate: float | None = None,
     objective: Literal["cosine", "l2_l1"] | None = None, share: float | None = None, trust: float | None = None,
-    width: int | None = None, sweeps: int | None = None, large: bool = False, published: bool = False,
+    width: int | None = None, sweeps: int | None = None, words: Literal["all", "listed"] = "all", large: bool = False,
+    published: bool = False,
 ) -> Alternate:
     """Match the update over word embeddings and what the client dropped; in turn, search for words place by place.
 
     masks=none takes nothing for dropped; `share` is the share taken to be dropped where it is not the model's, `trust`
-    how far learnt masks are believed when words are compared. large=true: linear decay and clipped gradients.
+    how far learnt masks are believed when words are compared. words=listed searches among those that the first layer's
+    gradient speaks for, as `subspace` reads it. large=true: linear decay and clipped gradients.
 
     Differs from the paper: words are read together with the places they belong to; what was dropped moves with them;
     masks start at their mean and are believed by half; the cosine of each layer, its logarithm, and the embeddings'
@@ -35,14 +38,15 @@ def grab(
     rank and may be changed by the beam.
     """
     entries = (objective or ("l2_l1" if published else "cosine")) == "l2_l1"
-    words, step = Embeddings(placed=not published), rate or (0.01 if published else 0.02)
-    space = WithMasks(words, "drawn" if published else "mean", share, trust if trust is not None else
+    told = Embeddings(placed=not published, listing=listed if words == "listed" else None)
+    step = rate or (0.01 if published else 0.02)
+    space = WithMasks(told, "drawn" if published else "mean", share, trust if trust is not None else
                       1.0 if published else 0.5)
     plan = Descent(
         (2000 if published else 150) if steps is None else steps, ways(labels),
         objectives.norms_l1() if entries else objectives.layer_cosine,
         () if published else ((1.0, word_length),), rate=schedules.stairs(step, 0.89, 50), log=not published,
-        space=words if masks == "none" else space, starts=2000 if published else 1, yields=8,
+        space=told if masks == "none" else space, starts=2000 if published else 1, yields=8,
         screen=objectives.norms if entries else None, judge=objectives.cosine if published else objectives.layer_cosine)
     if published:
         plan = replace(plan, optimiser=Adam(decay=0.01))

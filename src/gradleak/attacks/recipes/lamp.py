@@ -5,6 +5,7 @@ from typing import Literal
 
 from gradleak.attacks.combine import Restart
 from gradleak.attacks.descent import Descent
+from gradleak.attacks.exact.listing import listed
 from gradleak.attacks.parts import directions, objectives, schedules
 from gradleak.attacks.parts.inference import ways
 from gradleak.attacks.parts.language import LanguagePrior, Ngram
@@ -22,13 +23,14 @@ WEIGHTS = {"cosine": (0.2, 1.0), "l2_l1": (60.0, 25.0), "l2": (60.0, 25.0)}
 def lamp(
     steps: int = 1000, objective: Literal["cosine", "l2_l1", "l2"] = "cosine", prior: LanguagePrior | None = None,
     lm: float | None = None, norm: float | None = None, moves: Literal["alternate", "end", "none"] = "alternate",
-    rate: float = 0.01, labels: Literal["known", "joint", "counted", "given"] = "known", large: bool = False,
-    published: bool = False,
+    rate: float = 0.01, labels: Literal["known", "joint", "counted", "given"] = "known",
+    words: Literal["all", "listed"] = "all", large: bool = False, published: bool = False,
 ) -> Restart:
     """Match the update over word embeddings, and in between rearrange words by how well they match and how they read.
 
     `lm` and `norm` weigh the language model and the embeddings' length; lm=0, norm=0, moves=end and moves=none are the
-    paper's ablations. large=true is its way with BERT-large (5000 steps; linear decay, gradients clipped).
+    paper's ablations. words=listed searches among those that the first layer's gradient speaks for, as `subspace` reads
+    it. large=true is its way with BERT-large (5000 steps; linear decay, gradients clipped).
 
     Differs from the paper: a second search that goes on from a draft, which is improved word by word after each
     rearrangement; the language model weighs in proportion to what is still unexplained, and is a word n-gram unless one
@@ -44,7 +46,8 @@ def lamp(
                        at_end=moves == "end", relative=not published)
     plan = Descent(
         steps, ways(labels), matching[objective], ((length if norm is None else norm, word_length),),
-        rate=schedules.stairs(rate, 0.89, 50), space=Embeddings(), starts=500 if published else 16,
+        rate=schedules.stairs(rate, 0.89, 50), space=Embeddings(listing=listed if words == "listed" else None),
+        starts=500 if published else 16,
         search=None if moves == "none" else search, refine=None if published else Substitute(),
         screen=None if published or objective != "l2_l1" else objectives.l2)
     if large:
