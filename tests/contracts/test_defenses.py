@@ -12,7 +12,7 @@ from gradleak.spec import parse
 from gradleak.types import Batch
 
 SAMPLES = {
-    "noise": ["noise(sigma=0.01)", "noise(relative=0.5)", "noise(peak=0.2)"],
+    "noise": ["noise(sigma=0.01)", "noise(relative=0.5)", "noise(peak=0.2)", "noise(unit=0.01)"],
     "clip": ["clip(norm=0.1)"],
     "prune": ["prune(keep=0.1)", "prune(keep=0.1, by=layer)", "prune(keep=0.3, by=random)"],
     "quantise": ["quantise(bits=4)", "quantise(bits=4, stochastic=False)"],

@@ -101,7 +101,7 @@ class Descent:
                            "reads what a classifier was given, as in model=minilm")
         resumed = start is not None and "z" in start.state
         read = _labels(seen, start, self.labels.read(seen, rng / "labels"))
-        run = Matching(self, seen, read, rng, _lengths(seen, start))
+        run = Matching(self, seen, read, rng, _there(seen, start))
         state = dict(start.state) if resumed and start else run.begin(start)
         every = max(1, self.steps // self.yields)
         said = monotonic()
@@ -124,11 +124,11 @@ class Matching:
     """One descent on one observation."""
 
     def __init__(
-        self, plan: Descent, seen: Observation, read: Read, rng: Rng, lengths: Tensor | None = None,
+        self, plan: Descent, seen: Observation, read: Read, rng: Rng, there: Tensor | None = None,
     ) -> None:
         self.plan, self.seen, self.read, self.rng = plan, seen, read, rng
         self.n = count(seen)
-        self.room = plan.space.open(seen, self.n, lengths)
+        self.room = plan.space.open(seen, self.n, there)
         self.size = self.room.unknowns
         self.like = next(iter(seen.params.values())).detach()
         self.fixed = read.labels.to(self.like.device)
@@ -159,7 +159,7 @@ class Matching:
         inner = {f"optimiser.{k}": v for k, v in self.plan.optimiser.begin(z).items()}
         state = {"z": z, "best": z.clone(), "match": worst, "step": torch.zeros((), dtype=torch.long), **inner}
         if isinstance(self.room, TokenRoom):
-            state |= {"lengths": self.room.lengths, "labels": self.fixed}
+            state |= {"there": self.room.mask, "labels": self.fixed}
         if start is None or not isinstance(self.room, TokenRoom) or start.reading.shape != self.room.shape[:2]:
             return state
         return self.tell(state, start.reading, self.unpack(z)[1][0], z[0, self._beside])
@@ -358,11 +358,11 @@ def _lane(batch: Batch, lane: int) -> Batch:
     return Batch(batch.x[lane], batch.y[lane], {name: value[lane] for name, value in batch.extra.items()})
 
 
-def _lengths(seen: Observation, start: Guess | None) -> Tensor | None:
-    """Those of an earlier answer, where none were granted."""
+def _there(seen: Observation, start: Guess | None) -> Tensor | None:
+    """The places an earlier answer fills, where no lengths were granted."""
     if start is None or seen.vocabulary is None or Know.LENGTHS in seen.facts:
         return None
-    return start.state.get("lengths", (start.reading != NOTHING).sum(1))
+    return start.state.get("there", start.reading != NOTHING)
 
 
 def _labels(seen: Observation, start: Guess | None, read: Read) -> Read:

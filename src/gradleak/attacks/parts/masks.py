@@ -29,8 +29,8 @@ class WithMasks:
     share: float | None = None
     trust: float = 0.5
 
-    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> TokenRoom:
-        room = self.words.open(seen, count, lengths)
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> TokenRoom:
+        room = self.words.open(seen, count, there)
         if Know.DROPOUT not in seen.facts:
             room.masks = masks(seen, room, self)
         return room

@@ -22,7 +22,7 @@ class Painted:
     fit: Fit
     free: bool = False
 
-    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "PaintedRoom":
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "PaintedRoom":
         if seen.vocabulary is not None:
             raise Unsuited("this attack reads images, and the data are text; use a text attack, such as lamp")
         return PaintedRoom(self.fit.open(seen), (count, *seen.shape), self.free, next(iter(seen.params.values())))

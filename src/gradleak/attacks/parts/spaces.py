@@ -66,8 +66,8 @@ class Room(Protocol):
 class Space(Protocol):
     """A kind of unknowns."""
 
-    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> Room:
-        """`lengths`, of sentences, where they are taken for granted."""
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> Room:
+        """`there` says of sentences in which places (n x L) tokens are taken to be."""
         ...
 
 
@@ -78,7 +78,7 @@ class Pixels:
     box: bool = True
     begin: Begin = "normal"
 
-    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "PixelRoom":
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "PixelRoom":
         return PixelRoom(seen, count, self.box, self.begin, 0.0)
 
 
@@ -91,7 +91,7 @@ class Smooth:
     box: bool = False
     begin: Begin = "uniform"
 
-    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "PixelRoom":
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "PixelRoom":
         return PixelRoom(seen, count, self.box, self.begin, self.power)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradleak.attacks.parts import lengths as estimates
+from gradleak.attacks.parts.lengths import lengths
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import NOTHING, Batch, Know, Observation, Vocabulary
@@ -26,22 +26,34 @@ Listing = Callable[[Observation, Tensor], Tensor]
 class Embeddings:
     """Word embeddings; what opens and closes a sentence is known and stays. `scaled` starts them at the length that
     words have, else they are standard normal. With `placed` each is read both as the word it is nearest to and as a
-    word that belongs somewhere else. A `listing` narrows the words down before the search, which also starts at some of
-    them."""
+    word that belongs somewhere else. Where lengths of several are not granted, `spare` places are empty at first. A
+    `listing` narrows the words down before the search, which also starts at some of them."""
 
     scaled: bool = True
     placed: bool = False
     listing: Listing | None = None
+    spare: int = 0
 
-    def open(self, seen: Observation, count: int, lengths: Tensor | None = None) -> "TokenRoom":
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "TokenRoom":
         if seen.vocabulary is None:
             raise Unsuited("this attack reads text, and the data are images; use an image attack, such as ig")
-        room = TokenRoom(seen, seen.vocabulary, count, self.scaled, lengths, self.listing)
+        if there is None:
+            there = _there(seen, count, self.spare)
+        room = TokenRoom(seen, seen.vocabulary, count, self.scaled, there, self.listing)
         if self.placed:
             from gradleak.attacks.parts.places import places
 
             room.places = places(seen, room)
         return room
+
+
+def _there(seen: Observation, count: int, spare: int = 0) -> Tensor:
+    """Per sentence and place, whether a token is taken to be there."""
+    each = lengths(seen, count)
+    longest = int(each.max())
+    if Know.LENGTHS not in seen.facts and count > 1:
+        longest = min(longest + spare, max(longest, seen.shape[0]))
+    return torch.arange(longest) < each[:, None]
 
 
 class Nearest:
@@ -108,26 +120,25 @@ def _granted_masks(seen: Observation, length: int) -> dict[str, Tensor]:
 
 
 class TokenRoom:
-    """Sentences of given or estimated lengths."""
+    """Sentences that fill the places `there` (n x L), by default as many as are granted or estimated."""
 
     def __init__(
-        self, seen: Observation, vocabulary: Vocabulary, count: int, scaled: bool, lengths: Tensor | None = None,
+        self, seen: Observation, vocabulary: Vocabulary, count: int, scaled: bool, there: Tensor | None = None,
         listing: Listing | None = None,
     ) -> None:
         self.vocabulary, self.table, self.scaled, self.listed = vocabulary, vocabulary.table, scaled, bool(listing)
-        self.lengths = estimates.lengths(seen, count) if lengths is None else lengths
+        self.mask = _there(seen, count) if there is None else there
+        self.lengths = self.mask.sum(1)
         self.masks: Masks | None = None
         self.places: Places | None = None
-        self.shape = (count, int(self.lengths.max()), self.table.shape[1])
+        self.shape = (*self.mask.shape, self.table.shape[1])
         self.tokens, self.unknowns = int(self.lengths.sum()), math.prod(self.shape)
         possible = allowed(seen, vocabulary)
         self.nearest = Nearest(vocabulary, possible & listing(seen, self.lengths) if listing else possible)
         self.norm = self.table[vocabulary.usable].norm(dim=1).mean()
         self.looks_up = looks_up(seen, vocabulary)
         self.dropped = _granted_masks(seen, self.shape[1])
-        place = torch.arange(self.shape[1])
-        self.mask = place < self.lengths[:, None]
-        self.frame = self._frame(place)
+        self.frame = self._frame(torch.arange(self.shape[1]))
         self.inside = self.mask & (self.frame == NOTHING)
 
     def _frame(self, place: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def grab(
     rank and may be changed by the beam.
     """
     entries = (objective or ("l2_l1" if published else "cosine")) == "l2_l1"
-    told = Embeddings(placed=not published, listing=listed if words == "listed" else None)
+    told = Embeddings(placed=not published, spare=4, listing=listed if words == "listed" else None)
     step = rate or (0.01 if published else 0.02)
     space = WithMasks(told, "drawn" if published else "mean", share, trust if trust is not None else
                       1.0 if published else 0.5)

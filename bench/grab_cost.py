@@ -1,0 +1,105 @@
+"""What GRAB costs: candidates a second beside a plain loop, and memory by batch size. Called by bench/grab.py."""
+
+import argparse
+import resource
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from text import drawn
+from torch import Tensor
+
+from gradleak import registry
+from gradleak.attacks.combine import Alternate
+from gradleak.attacks.descent import Matching
+from gradleak.attacks.parts import objectives
+from gradleak.attacks.scoring import Scoring
+from gradleak.factored import Reference
+from gradleak.rng import Rng
+from gradleak.spec import parse
+from gradleak.types import Batch, Observation, Secret
+from gradleak.world.task import World
+
+MANY, FEW, ROUNDS = 96, 4, 5
+
+
+def scene(given: argparse.Namespace, folder: Path, batch: int) -> tuple[World, Secret, Observation]:
+    from grab import observed
+
+    file = drawn(given.corpus, given.data, max(64, batch), folder)
+    world = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}))")).open(Rng(0))
+    secret, seen = observed(world, (given.model, "train", "none", "curious+labels+lengths", ""), batch, 0, 0)
+    return world, secret, seen
+
+
+def opened(seen: Observation) -> Matching:
+    attack = registry.build("attack", parse("grab"))
+    assert isinstance(attack, Alternate)
+    plan = attack.descent
+    return Matching(plan, seen, plan.labels.read(seen, Rng(0)), Rng(0))
+
+
+def one_at_a_time(seen: Observation, objective: objectives.Objective, batches: list[Batch]) -> Tensor:
+    """Every candidate by itself: all sentences, all gradients multiplied out."""
+    observed, found = Reference(seen.update), []
+    for batch in batches:
+        with torch.no_grad():
+            update = seen.replay(batch)
+        found.append(objective({name: value[None] for name, value in update.items()}, observed))
+    return torch.cat(found)
+
+
+def speed(given: argparse.Namespace, folder: Path) -> None:
+    """Candidates that differ in one word of one sentence, with masks that were learnt for a few steps."""
+    batch = max(given.batch, 1)
+    _, _, seen = scene(given, folder, batch)
+    run = opened(seen)
+    state = run.judge(run.advance(run.begin(None), 0))
+    ids, y, beside = state["told.ids"], state["told.y"], state["told.beside"]
+    rows = ids[0].repeat(MANY, 1)
+    place, usable = int(run.words.inside[0].nonzero()[0]), run.words.nearest.tokens
+    rows[:, place] = usable[(Rng(1) / "words").permutation(len(usable))[:MANY]]
+    told = run.words.told(ids[None], y[None], beside[None])
+    extra = {name: value[0] for name, value in told.extra.items()}
+    assert run.words.masks is not None
+    more = run.words.masks.moved(beside, 0, torch.arange(ids.shape[1]).repeat(MANY, 1))
+    plain = []
+    for row in rows[:FEW]:
+        changed = torch.cat([row[None], ids[1:]])
+        plain.append(Batch(run.words.embed(changed), y, extra))
+    print(f"\nspeed: batch {batch}, {ids.shape[1]} tokens the longest, {MANY} candidates at once beside {FEW} in turn, "
+          f"medians of {ROUNDS}, interleaved")
+    compared = {"cosine of each layer": objectives.layer_cosine, "length of each layer": objectives.norms}
+    for name, objective in compared.items():
+        scoring, quick, slow = Scoring(run.replay, objective, run.reference), [], []
+        for _ in range(ROUNDS):
+            began = time.process_time()
+            fast = scoring.changed(told.x[0], y, extra, 0, run.words.embed(rows), more)
+            quick.append((time.process_time() - began) / MANY)
+            began = time.process_time()
+            alone = one_at_a_time(seen, objective, plain)
+            slow.append((time.process_time() - began) / FEW)
+        off = float((fast[:FEW] / alone - 1).abs().max())
+        print(f"  {name}: {1 / median(quick):.0f} a second beside {1 / median(slow):.1f}, "
+              f"{median(slow) / median(quick):.1f} times as many; they differ by {off:.0e}", flush=True)
+
+
+def memory(given: argparse.Namespace, folder: Path) -> None:
+    """A few steps and one sentence of a sweep."""
+    batch = max(given.batch, 1)
+    _, _, seen = scene(given, folder, batch)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    run = opened(seen)
+    state, began = run.begin(None), time.process_time()
+    for step in range(3):
+        state = run.advance(state, step)
+    each, began = (time.process_time() - began) / 3, time.process_time()
+    state = run.judge(state)
+    if batch <= 8:
+        registry.build("attack", parse("grab")).beam.improve(run, state, Rng(0))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    swept = f", {time.process_time() - began:.0f} s a sweep" if batch <= 8 else ""
+    print(f"\nmemory: batch {batch}, {run.room.shape[1]} tokens the longest: {run.size} numbers of words, "
+          f"{run.room.beside} of masks ({run.room.beside * 4 / 2**20:.1f} MiB a copy); {before:.2f} GiB before, "
+          f"{peak:.2f} GiB at most; {each:.2f} s a step{swept}", flush=True)
