@@ -10,38 +10,65 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
 import torch
 from common import CIFAR
 
 from gradleak import registry
-from gradleak.audit.plan import Audit
-from gradleak.audit.run import stage
+from gradleak.attacks.combine import Stages
+from gradleak.attacks.learned.ridge import ridge_inverter
+from gradleak.attacks.recipes.ig import ig
 from gradleak.metrics.match import assign
 from gradleak.rng import Rng
 from gradleak.spec import parse
+from gradleak.threats import threat
+from gradleak.types import Attack, Observation, Secret
+from gradleak.world.round import send
+from gradleak.world.task import World
 
 DEFENSES = {"none": "none", "sign": "sign", "prune": "prune(keep=0.01)", "gauss": "noise(sigma=0.1)"}
+STAGES: dict[str, Attack] = {
+    "ridge, then ig": Stages((ridge_inverter(), ig(steps=300, restarts=1))),
+}
+"""A learned answer as the start of a search."""
+
 PAPER = {"none": 24.8, "sign": 19.0, "prune": 15.9, "gauss": 20.2}
 """PSNR of LTI's Table 1: 50,000 auxiliary images, 1.5 hours of a GPU."""
 
 
-def attacked(options: argparse.Namespace, attack: str, defense: str) -> Iterator[tuple[int, float, float, bool, float]]:
-    """Per test image: its class, MSE, PSNR, whether the label was found, and seconds."""
+@cache
+def world(task: str) -> World:
+    return registry.build("task", parse(task)).open(Rng(0) / "task")  # type: ignore[no-any-return]
+
+
+def scenes(options: argparse.Namespace, threat_name: str, defense: str) -> Iterator[tuple[Secret, Observation]]:
+    """Rounds of one client; --label gives every example the same label, so that one fit serves all."""
     data = f"npz('{options.data}', x=x_{{0}}, y=y_{{0}})"
     public = f"subset({data.format('train')}, {options.aux})"
-    task = f"image(model={options.model}, data={data.format('test')}, public={public})"
-    threat = "informed" if attack.startswith(("ig", "dlg")) else "informed+public_data"
-    (cell,) = Audit(task=task, threats=(threat,), defenses=(defense,), attacks=(attack,), batch=(options.batch,),
-                    trials=options.images).cells()
-    attacker = registry.build("attack", parse(attack))
+    here = world(f"image(model={options.model}, data={data.format('test')}, public={public})")
+    part, shield = registry.build("client", parse("one_step")), registry.build("defense", parse(defense))
+    client = part.of(here.learner)
     for trial in range(options.first, options.first + options.images):
-        scene = stage(cell, trial)
-        if options.classes and int(scene.secret.labels[0]) not in options.classes:
+        secret = here.draw(options.batch, trial, part, Rng(0) / "data")
+        if options.label is not None:
+            y = torch.full_like(secret.labels, options.label)
+            secret = replace(secret, labels=y, batch=replace(secret.batch, y=y))
+        sent = send(here, part, client, shield, secret, Rng(0) / "round" / trial)
+        yield secret, threat(threat_name).observe(sent.release, client, shield)
+
+
+def attacked(options: argparse.Namespace, attack: str, defense: str) -> Iterator[tuple[int, float, float, bool, float]]:
+    """Per test image: its class, MSE, PSNR, whether the label was found, and seconds."""
+    matches = attack.startswith(("ig", "dlg"))
+    attacker = STAGES[attack] if attack in STAGES else registry.build("attack", parse(attack))
+    for trial, (truth, seen) in enumerate(scenes(options, "informed" if matches else "informed+public_data", defense)):
+        if options.classes and int(truth.labels[0]) not in options.classes:
             continue
         began = time.monotonic()
-        *_, guess = attacker.guesses(scene.seen, Rng(trial).sealed())
-        seconds, truth = time.monotonic() - began, scene.secret
+        *_, guess = attacker.guesses(seen, Rng(trial).sealed())
+        seconds = time.monotonic() - began
         order = assign(guess.reading, truth.readings)
         error = (guess.reading[order] - truth.readings).double().square().flatten(1).mean(1)
         for one, y, label in zip(error, guess.batch.y[order], truth.labels, strict=True):
@@ -54,10 +81,10 @@ def row(options: argparse.Namespace, attack: str, name: str) -> None:
         found = list(attacked(options, attack, DEFENSES.get(name, name)))
     _, errors, scores, right, seconds = zip(*found, strict=True)
     slow = sorted(seconds, reverse=True)[: len({label for label, *_ in found})]
-    print(f"{attack}, {name}, {options.aux} public images, B={options.batch}: MSE {statistics.mean(errors):.4f}, PSNR "
-          f"{statistics.mean(scores):.2f} dB, worst {min(scores):.1f}, labels {sum(right)} of {len(found)}; "
-          f"{statistics.mean(slow):.0f} s to fit, {statistics.median(seconds):.2f} s an image"
-          f" (LTI's paper {PAPER.get(name, float('nan'))} dB)", flush=True)
+    print(f"{attack}, {name}, {options.aux} public images, B={options.batch}, {len(found)} images: MSE "
+          f"{statistics.mean(errors):.4f}, PSNR {statistics.mean(scores):.2f} dB, worst {min(scores):.1f}, labels "
+          f"{sum(right)} of {len(found)}; {statistics.mean(slow):.0f} s to fit, {statistics.median(seconds):.2f} s an "
+          f"image (LTI's paper {PAPER.get(name, float('nan'))} dB)", flush=True)
 
 
 def main() -> None:
@@ -68,6 +95,7 @@ def main() -> None:
     given.add_argument("--images", type=int, default=100)
     given.add_argument("--first", type=int, default=0)
     given.add_argument("--classes", type=int, nargs="*", help="only test images of these")
+    given.add_argument("--label", type=int, help="all test images get this one: one fit serves them all")
     given.add_argument("--batch", type=int, default=1)
     given.add_argument("--model", default="lenet")
     given.add_argument("--data", default=str(CIFAR))

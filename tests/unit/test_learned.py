@@ -1,5 +1,8 @@
 """Learned inversion: hashing, penalties, the closed form."""
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +11,13 @@ from gradleak import registry
 from gradleak.attacks.learned.examples import Pictures
 from gradleak.attacks.learned.hashing import bins, hashed, signs
 from gradleak.attacks.learned.penalties import LeftOut, chosen, noise, solved
+from gradleak.audit.plan import Audit
 from gradleak.errors import UsageError
 from gradleak.rng import Rng
 from gradleak.spec import parse
+from gradleak.types import Know
 
+BENCH = Path(__file__).parents[2] / "bench"
 DIGITS = "image(model=mlp(width=16), data=digits, public=150)"
 
 
@@ -147,3 +153,72 @@ def test_ridge_reads_through_defenses_it_knows(play) -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         registry.build("attack", parse("ridge_inverter(features=0)"))
+
+
+def test_a_network_learns_to_read_images(play) -> None:
+    pytest.importorskip("sklearn")
+    spec = "lti(epochs={}, hidden=[48, 48], rate=0.003, size=16)"
+    assert answer(play, spec.format(12)) > answer(play, spec.format(1)) + 0.5
+
+
+def test_a_network_learns_to_read_words(play, text_task) -> None:
+    """Held-out words become less of a surprise than their frequencies alone make them."""
+    seen = play("sign", "informed+labels+lengths+token_frequencies", client="one_step(mode=eval)",
+                task=text_task(more=", public=4")).seen
+    spec = "lti_p(epochs=7, epoch=512, hidden=[128, 64], rate=0.001, ratio=1.0, size=32)"
+    fitting = registry.build("attack", parse(spec)).fits.open(seen, Rng(0))
+    state = fitting.begin(Rng(0))
+    while int(state["step"]) < fitting.steps:
+        state = fitting.advance(state, Rng(1) / int(state["step"]))
+    shares = seen.facts[Know.TOKEN_FREQUENCIES][fitting.answers.tokens]
+    shares = shares / shares.sum()
+    assert float(state["error"]) < float(-(shares * shares.log()).sum()) - 0.2
+
+
+@pytest.mark.parametrize("file", sorted(BENCH.glob("lti_*.toml")), ids=lambda f: f.stem)
+def test_audit_files_can_be_planned(file: Path) -> None:
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    audit = Audit(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+    for cell in audit.cells():
+        assert cell.attacker().evaluations and cell.defender() and cell.scorers()
+        cell.grants()
+
+
+def test_batches_are_matched_before_they_are_compared() -> None:
+    from gradleak.attacks.learned.answers import ImageAnswers
+
+    target = Rng(0).uniform((4, 3, 5), torch.zeros(()))
+    out = torch.logit(target[:, [2, 0, 1]].clamp(1e-4, 1 - 1e-4)).flatten(1)
+    assert float(ImageAnswers.loss(None, out, target, {})) < 1e-6  # type: ignore[arg-type]
+
+
+def test_training_stops_when_nothing_is_gained(play, monkeypatch) -> None:
+    pytest.importorskip("sklearn")
+    from gradleak.attacks.learned import inverter
+
+    monkeypatch.setattr(inverter, "GAIN", 0.0)
+    seen = play(task=DIGITS, who="informed+public_data").seen
+    fits = registry.build("attack", parse("lti(epochs=9, hidden=[4, 4], size=64, patience=2)")).images.fits
+    fitting = fits.open(seen, Rng(0))
+    state, steps = fitting.begin(Rng(0)), 0
+    while int(state["step"]) < fitting.steps:
+        state, steps = fitting.advance(state, Rng(1)), steps + 1
+    assert steps == 2 * fitting.every and fitting.steps == 9 * fitting.every
+
+
+@pytest.mark.parametrize("spec", ["lti(epochs=0)", "lti_p(ratio=0)", "lti(patience=-1)"])
+def test_impossible_training_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError):
+        registry.build("attack", parse(spec))
+
+
+def test_the_inverters_memory_does_not_grow_with_the_model(play) -> None:
+    """Hashed to as many features, the network is as large whatever it reads."""
+    pytest.importorskip("sklearn")
+    sizes = []
+    for width in (8, 80):
+        task = DIGITS.replace("width=16", f"width={width}")
+        fits = registry.build("attack", parse("lti(hidden=[4, 4], features=200)")).images.fits
+        state = fits.open(play(task=task, who="informed+public_data").seen, Rng(0)).begin(Rng(0))
+        sizes.append(sum(value.numel() for value in state.values()))
+    assert sizes[0] == sizes[1]

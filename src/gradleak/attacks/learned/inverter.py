@@ -27,7 +27,7 @@ GAIN = 0.999
 class Inverter:
     """How the network is trained. `open` makes what it is to say of an observation.
 
-    The update is hashed to `ratio` times its length where that is below 1; the rate falls to a tenth after three
+    A longer update is hashed to `ratio` times its length, or to `features` if given; the rate falls to a tenth after three
     quarters of the epochs; after `patience` epochs without gain on held-out examples training ends, and the weights of
     the best epoch are taken.
     """
@@ -39,11 +39,13 @@ class Inverter:
     size: int
     rate: float
     ratio: float
+    features: int | None
     patience: int
     setup: tuple[object, ...]
 
     def __repr__(self) -> str:
-        return repr((self.name, self.epochs, self.size, self.rate, self.ratio, self.patience, self.setup))
+        return repr((self.name, self.epochs, self.size, self.rate, self.ratio, self.features, self.patience,
+                     self.setup))
 
     @property
     def evaluations(self) -> int:
@@ -61,7 +63,7 @@ class Training:
         batch, target = answers.drawn(torch.arange(2), Rng(0))
         self.rehearsal = Rehearsal(seen, batch.x, batch.y, batch.extra)
         self.entries = sum(value.numel() for value in seen.update.values())
-        self.width = self.entries if plan.ratio >= 1 else max(1, round(plan.ratio * self.entries))
+        self.width = min(self.entries, plan.features or max(1, round(plan.ratio * self.entries)))
         self.depth = len(answers.sizes)
         self.places = tuple(target.shape[1:])
         self.held = min(MOST_HELD, max(1, round(HELD * answers.epoch)))

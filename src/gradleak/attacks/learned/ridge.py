@@ -92,7 +92,7 @@ class Regression:
         loud, truth = (torch.cat(part) for part in zip(*self._rows(order[:held], rng / "held"), strict=True))
         drawn = torch.cat([part for part, _ in self._rows(order[held:][:HEARD], rng / "drawn")])
         best: dict[str, Tensor] = {}
-        for unit, begin in self._ways(torch.equal(sent[: len(drawn)], drawn)):
+        for unit, begin in self._ways(torch.equal(sent[: len(drawn)], drawn) and not _of_one_length(sent)):
             state = self._scaled(*((_and_unit(sent), _and_unit(drawn)) if unit else (sent, drawn)), x, begin, rng)
             state |= self._solved(state, iter([(sent, x)]), len(x))
             state["error"] = (self._read(state, loud) - truth).square().mean()
@@ -100,9 +100,10 @@ class Regression:
                 best = state
         return best
 
-    def _ways(self, exact: bool) -> list[tuple[bool, float]]:
-        """With the update's direction or without, and where the penalties' logarithms begin."""
-        return [(False, WEAK), (False, STRONG), *([(True, WEAK)] if exact and self.plan.layers else [])]
+    def _ways(self, telling: bool) -> list[tuple[bool, float]]:
+        """With the update's direction, where it says something else than the update, or without; and where the
+        penalties' logarithms begin."""
+        return [(False, WEAK), (False, STRONG), *([(True, WEAK)] if telling and self.plan.layers else [])]
 
     def _scaled(self, sent: Tensor, drawn: Tensor, x: Tensor, begin: float, rng: Rng) -> dict[str, Tensor]:
         slices = self._slices(sent.shape[1])
@@ -140,6 +141,11 @@ def _and_unit(rows: Tensor) -> Tensor:
     """Features, and the same again of an update of length 1: how long it was depends on the image, too."""
     length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return torch.cat([rows, rows / length.clamp_min(1e-30)], 1)
+
+
+def _of_one_length(rows: Tensor) -> bool:
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return float(length.std()) <= 1e-3 * float(length.mean())
 
 
 def _like(used: Tensor, rows: Tensor) -> Tensor:
