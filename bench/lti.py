@@ -6,12 +6,13 @@ thrown away. Labels are always inferred.
 
 import argparse
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
+from statistics import mean, median
 
 import torch
 from common import CIFAR
@@ -20,6 +21,7 @@ from gradleak import registry
 from gradleak.attacks.combine import Stages
 from gradleak.attacks.learned.ridge import ridge_inverter
 from gradleak.attacks.recipes.ig import ig
+from gradleak.errors import Unscored
 from gradleak.metrics.match import assign
 from gradleak.rng import Rng
 from gradleak.spec import parse
@@ -45,9 +47,11 @@ def world(task: str) -> World:
 
 def scenes(options: argparse.Namespace, threat_name: str, defense: str) -> Iterator[tuple[Secret, Observation]]:
     """Rounds of one client; --label gives every example the same label, so that one fit serves all."""
-    data = f"npz('{options.data}', x=x_{{0}}, y=y_{{0}})"
-    public = f"subset({data.format('train')}, {options.aux})"
-    here = world(f"image(model={options.model}, data={data.format('test')}, public={public})")
+    test, train = (f"npz('{options.data}', x=x_{part}, y=y_{part})" for part in ("test", "train"))
+    public = f"subset({train}, {options.aux})"
+    if options.share is not None:
+        test, public = f"halves({test}, 1, 5000)", f"halves({train}, {options.share}, {options.aux})"
+    here = world(f"image(model={options.model}, data={test}, public={public})")
     part, shield = registry.build("client", parse("one_step")), registry.build("defense", parse(defense))
     client = part.of(here.learner)
     for trial in range(options.first, options.first + options.images):
@@ -59,8 +63,19 @@ def scenes(options: argparse.Namespace, threat_name: str, defense: str) -> Itera
         yield secret, threat(threat_name).observe(sent.release, client, shield)
 
 
-def attacked(options: argparse.Namespace, attack: str, defense: str) -> Iterator[tuple[int, float, float, bool, float]]:
-    """Per test image: its class, MSE, PSNR, whether the label was found, and seconds."""
+@dataclass(frozen=True)
+class Read:
+    """What came back of one test image."""
+
+    label: int
+    mse: float
+    psnr: float
+    lpips: float
+    right: bool
+    seconds: float
+
+
+def attacked(options: argparse.Namespace, attack: str, defense: str) -> Iterator[Read]:
     matches = attack.startswith(("ig", "dlg"))
     attacker = STAGES[attack] if attack in STAGES else registry.build("attack", parse(attack))
     for trial, (truth, seen) in enumerate(scenes(options, "informed" if matches else "informed+public_data", defense)):
@@ -71,20 +86,49 @@ def attacked(options: argparse.Namespace, attack: str, defense: str) -> Iterator
         seconds = time.monotonic() - began
         order = assign(guess.reading, truth.readings)
         error = (guess.reading[order] - truth.readings).double().square().flatten(1).mean(1)
-        for one, y, label in zip(error, guess.batch.y[order], truth.labels, strict=True):
-            yield int(label), float(one), float(-10 * one.log10()), bool(y == label), seconds
+        far = _lpips(guess.reading[order], truth.readings)
+        for one, apart, y, label in zip(error, far, guess.batch.y[order], truth.labels, strict=True):
+            yield Read(int(label), float(one), float(-10 * one.log10()), apart, bool(y == label), seconds)
 
 
-def row(options: argparse.Namespace, attack: str, name: str) -> None:
+def _lpips(found: torch.Tensor, truth: torch.Tensor) -> list[float]:
+    """Not a number where the network's weights are not there."""
+    try:
+        return list(registry.build("metric", parse("lpips"))(found, truth))
+    except Unscored:
+        return [float("nan")] * len(truth)
+
+
+def row(options: argparse.Namespace, attack: str, name: str) -> list[Read]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRADLEAK_CACHE"] = folder
         found = list(attacked(options, attack, DEFENSES.get(name, name)))
-    _, errors, scores, right, seconds = zip(*found, strict=True)
-    slow = sorted(seconds, reverse=True)[: len({label for label, *_ in found})]
-    print(f"{attack}, {name}, {options.aux} public images, B={options.batch}, {len(found)} images: MSE "
-          f"{statistics.mean(errors):.4f}, PSNR {statistics.mean(scores):.2f} dB, worst {min(scores):.1f}, labels "
-          f"{sum(right)} of {len(found)}; {statistics.mean(slow):.0f} s to fit, {statistics.median(seconds):.2f} s an "
+    seconds = [each.seconds for each in found]
+    slow = sorted(seconds, reverse=True)[: len({each.label for each in found})]
+    share = "" if options.share is None else f", share {options.share:g}"
+    print(f"{attack}, {name}, {options.aux} public images{share}, B={options.batch}, {len(found)} images: MSE "
+          f"{mean(each.mse for each in found):.4f}, PSNR {mean(each.psnr for each in found):.2f} dB, worst "
+          f"{min(each.psnr for each in found):.1f}, LPIPS {mean(each.lpips for each in found):.3f}, labels "
+          f"{sum(each.right for each in found)} of {len(found)}; {mean(slow):.0f} s to fit, {median(seconds):.2f} s an "
           f"image (LTI's paper {PAPER.get(name, float('nan'))} dB)", flush=True)
+    return found
+
+
+def plot(lines: dict[str, list[tuple[float, list[Read]]]], across: str, to: str) -> None:
+    """LTI's Figures 3, 5 and 6."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3), layout="constrained")
+    for one, name in zip(axes, ("mse", "psnr", "lpips"), strict=True):
+        for label, points in lines.items():
+            one.plot([x for x, _ in points], [mean(getattr(r, name) for r in found) for _, found in points], "o-",
+                     label=label)
+        one.set(xlabel=across, title=name)
+    axes[0].legend(fontsize=7)
+    figure.savefig(to)
 
 
 def main() -> None:
@@ -92,6 +136,8 @@ def main() -> None:
     given.add_argument("--attacks", nargs="+", default=["ridge_inverter"])
     given.add_argument("--defenses", nargs="+", default=list(DEFENSES))
     given.add_argument("--aux", type=int, nargs="+", default=[5000])
+    given.add_argument("--shares", type=float, nargs="+", default=[None], help="of the private classes")
+    given.add_argument("--plot", help="a file to draw to")
     given.add_argument("--images", type=int, default=100)
     given.add_argument("--first", type=int, default=0)
     given.add_argument("--classes", type=int, nargs="*", help="only test images of these")
@@ -101,10 +147,14 @@ def main() -> None:
     given.add_argument("--data", default=str(CIFAR))
     options = given.parse_args()
     torch.set_num_threads(1)
-    for aux in options.aux:
-        for defense in options.defenses:
-            for attack in options.attacks:
-                row(argparse.Namespace(**{**vars(options), "aux": aux}), attack, defense)
+    lines: dict[str, list[tuple[float, list[Read]]]] = {}
+    for aux, share in product(options.aux, options.shares):
+        for defense, attack in product(options.defenses, options.attacks):
+            found = row(argparse.Namespace(**{**vars(options), "aux": aux, "share": share}), attack, defense)
+            lines.setdefault(f"{attack}, {defense}", []).append((aux if share is None else share, found))
+    if options.plot:
+        across = "public images" if options.shares == [None] else "share of the private data's classes"
+        plot(lines, across, options.plot)
 
 
 if __name__ == "__main__":

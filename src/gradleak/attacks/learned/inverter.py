@@ -27,9 +27,9 @@ GAIN = 0.999
 class Inverter:
     """How the network is trained. `open` makes what it is to say of an observation.
 
-    A longer update is hashed to `ratio` times its length, or to `features` if given; the rate falls to a tenth after three
-    quarters of the epochs; after `patience` epochs without gain on held-out examples training ends, and the weights of
-    the best epoch are taken.
+    A longer update is hashed to `ratio` times its length, or to `features` if given; the rate falls to a tenth after
+    three quarters of the epochs; after `patience` epochs without gain on held-out examples training ends, and the
+    weights of the best epoch are taken.
     """
 
     name: str
