@@ -142,8 +142,8 @@ def attack(
     defense: o.DefenseSpec = None, rate: o.Rate = None, seed: int = 0, to: o.Recovered = Path("recovered"),
 ) -> None:
     """Attack an update captured elsewhere. There is no truth to compare with: judge by the residual and your eyes."""
-    from gradleak.capture.attack import attack_file
     from gradleak.capture.files import Said
+    from gradleak.capture.recover import attack_file
 
     attack_file(attack, update, Said(model, params, shape, classes, count, client, defense, rate, seed), to, out, err)
 

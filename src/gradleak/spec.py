@@ -14,6 +14,8 @@ from gradleak.errors import UsageError
 
 LONGEST = 2_000
 DEEPEST = 16
+MOST = 20_000
+"""Calls that sweeps inside one may stand for."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,4 +131,7 @@ def _options(value: object) -> list[object]:
         if not value.args or value.kwargs:
             raise UsageError(f"{value!r}: sweep takes the values to try, as in sweep(0.001, 0.01)")
         return list(value.args)
-    return list(sweep(value))
+    found: list[object] = list(itertools.islice(sweep(value), MOST + 1))
+    if len(found) > MOST:
+        raise UsageError(f"{str(value)[:60]}...: stands for more than {MOST} calls; split the sweep up")
+    return found

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gradleak import capture, registry
-from gradleak.capture.attack import attack
 from gradleak.capture.audit import audit
 from gradleak.capture.diagnose import findings
 from gradleak.capture.files import Said, open_update
 from gradleak.capture.format import find, read
+from gradleak.capture.recover import attack
 from gradleak.capture.rounding import unrounded
 from gradleak.errors import UsageError
 from gradleak.spec import parse

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gradleak.world.round import GRANTS
 from gradleak.world.task import Task, World
 
 LARGEST_FILE = 1_000_000
+MOST_CELLS = 20_000
 OF_PUBLIC = frozenset({Know.PUBLIC_DATA, Know.TOKEN_FREQUENCIES})
 """Knowledge that comes of the examples a task calls public."""
 
@@ -155,7 +157,11 @@ class Audit:
 
     def cells(self) -> list[Cell]:
         """Every row, in the order of the file. Threats a defense makes no difference to are kept: rows are compared."""
-        return list(self._cells())
+        found = list(islice(self._cells(), MOST_CELLS + 1))
+        if len(found) > MOST_CELLS:
+            raise UsageError(f"more than {MOST_CELLS} cells: every batch, defense, attack, threat and sweep is crossed "
+                             "with every other; split the audit up")
+        return found
 
     def _cells(self) -> Iterator[Cell]:
         client, seconds = repr(parse(self.client)), duration(self.budget)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gradleak.audit.plan import Audit, Cell
+from gradleak.audit.records import audited, believed, told
 from gradleak.errors import UsageError
 
 
@@ -38,8 +40,8 @@ def write_whole(path: Path, content: bytes) -> None:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise UsageError(f"{path}: {problem}; is this a gradleak run directory?") from None
+    except (OSError, ValueError, RecursionError) as problem:
+        raise UsageError(f"{path}: {str(problem)[:200]}; is this a gradleak run directory?") from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -49,7 +51,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path) if path.exists() else {}
+    try:
+        return load_file(path) if path.exists() else {}
+    except (SafetensorError, ValueError, OSError, RuntimeError) as problem:
+        raise UsageError(f"{path}: not a safetensors file ({str(problem)[:200]}); run the audit again in another "
+                         "--out") from None
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,14 @@ class CellDir:
     def trials(self) -> list[dict[str, Any]]:
         """The records of the trials that are finished."""
         path = self.path / "scores.json"
-        return read_json(path)["trials"] if path.exists() else []
+        return believed(read_json(path), path) if path.exists() else []
+
+    def check(self, cell: Cell) -> None:
+        """Refuse what was measured for another cell."""
+        path = self.path / "cell.json"
+        if path.exists() and read_json(path) != json.loads(json.dumps(asdict(cell))):
+            raise UsageError(f"{path}: another cell than its folder's name says: the run directory was edited; run the "
+                             "audit again in another --out")
 
     def add_trial(self, record: dict[str, Any], guess: Mapping[str, Tensor]) -> None:
         """Guess first, record second: what counts as finished is the record."""
@@ -106,12 +119,13 @@ class CellDir:
         """Every whole line; after a kill a step may stand twice, the later one counts."""
         path = self.path / "events.jsonl"
         found: dict[tuple[int, int], dict[str, Any]] = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            found[event["trial"], event["step"]] = event
+            if told(event):
+                found[event["trial"], event["step"]] = event
         return [found[key] for key in sorted(found)]
 
     def finish(self) -> None:
@@ -150,9 +164,9 @@ class Run:
                              "or restore the old values to go on")
 
     def audit(self) -> Audit:
-        table: dict[str, Any] = read_json(self.path / "plan.json")["audit"]
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-        return Audit(**fields)
+        path = self.path / "plan.json"
+        table = read_json(path)
+        return audited(table.get("audit") if isinstance(table, dict) else None, path)
 
     def cells(self) -> Iterator[tuple[Cell, CellDir]]:
         for cell in self.audit().cells():

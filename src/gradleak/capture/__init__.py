@@ -5,7 +5,7 @@ from typing import Any
 
 _PLACES = {
     "update": "watch", "Watch": "watch", "read": "format", "find": "format", "write": "format", "Note": "format",
-    "trainer_callback": "huggingface", "recording": "flower", "record_mod": "flower",
+    "attack": "recover", "trainer_callback": "huggingface", "recording": "flower", "record_mod": "flower",
 }
 __all__ = sorted(_PLACES)
 

@@ -8,10 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradleak.audit.verdict import Verdict
-from gradleak.capture.attack import Outcome, attack, save
 from gradleak.capture.files import Said
 from gradleak.capture.format import Captured, find
 from gradleak.capture.models import of_text
+from gradleak.capture.recover import Outcome, attack, save
 from gradleak.errors import Unsuited, UsageError
 from gradleak.spec import parse
 

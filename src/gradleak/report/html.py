@@ -306,9 +306,10 @@ def _facts(name: str, own: Sequence[Row]) -> Iterator[Fact]:
 
 def _toml(run: Run) -> str:
     path = run.path / "audit.toml"
-    return path.read_text(encoding="utf-8") if path.is_file() else to_toml(run.audit())
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else to_toml(run.audit())
 
 
 def _environment(run: Run) -> dict[str, str]:
     path = run.path / "environment.json"
-    return {str(k): str(v) for k, v in read_json(path).items()} if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

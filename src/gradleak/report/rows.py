@@ -8,8 +8,9 @@ from typing import Any
 from gradleak.audit import utility
 from gradleak.audit.advice import advise, weighed
 from gradleak.audit.gate import Bars, held_to
-from gradleak.audit.store import Run, open_run
+from gradleak.audit.store import CellDir, Run, open_run
 from gradleak.audit.verdict import Row, compare_threats, picked, row
+from gradleak.errors import UsageError
 from gradleak.report.members import members
 
 
@@ -17,9 +18,17 @@ def rows(run: Run, most: Bars | None = None) -> list[Row]:
     """Every cell of a run, judged by its metrics' own thresholds or by the bars given, in the order of the plan."""
     found = []
     for cell, folder in run.cells():
+        folder.check(cell)
         trials, metrics = folder.trials(), cell.scorers()
+        _refuse_strangers(trials, {m.name for m in metrics}, folder)
         found.append(row(cell, held_to(trials, metrics, most) if most else trials, folder.done, metrics))
     return compare_threats(found)
+
+
+def _refuse_strangers(trials: list[dict[str, Any]], measured: set[str], folder: CellDir) -> None:
+    for name in {name for t in trials for name in t["scores"]} - measured:
+        raise UsageError(f"{folder.path}: scores of {name[:40]!r}, which this audit does not measure: the run was "
+                         "edited; run the audit again in another --out")
 
 
 def as_json(path: Path) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def _readings(record: dict[str, Any], folder: CellDir) -> list[Found]:
     """Recovered images or rows of tokens, each in the place of the truth it was matched to."""
     kept = folder.guess(record["trial"])
     reading, certain = kept.get("reading"), kept.get("certain")
-    if reading is None or reading.ndim != (4 if reading.is_floating_point() else 2):
+    if reading is None or not reading.numel() or any(i >= len(reading) for i in record["match"]):
+        return []
+    if reading.ndim != (4 if reading.is_floating_point() else 2):
         return []
     if certain is None or certain.shape != reading.shape:
         return [Found(reading[i], None) for i in record["match"]]
@@ -74,7 +76,7 @@ def _readings(record: dict[str, Any], folder: CellDir) -> list[Found]:
 def _seen(cell: Cell, ids: Sequence[int], images: bool, show_truth: bool) -> tuple[Eye, list[Look]]:
     """The eye for one trial, and its truths if they may be shown. Images need no world unless they may."""
     if images:
-        truths = cell.world().secret(ids).readings if show_truth else ()
+        truths = _truths(cell, ids) if show_truth else ()
         return lambda found, i: pictures.data_uri(found.reading), [pictures.data_uri(image) for image in truths]
     world = cell.world()
     vocabulary = world.vocabulary
@@ -85,6 +87,14 @@ def _seen(cell: Cell, ids: Sequence[int], images: bool, show_truth: bool) -> tup
     return (lambda found, i: compared(vocabulary.sentence(found.reading), own[i], vocabulary,
                                       _proven(found, vocabulary)),
             [unmarked(truth, vocabulary) for truth in own] if show_truth else [])
+
+
+def _truths(cell: Cell, ids: Sequence[int]) -> Tensor:
+    try:
+        return cell.world().secret(ids).readings
+    except IndexError:
+        raise UsageError(f"{cell.task}: its data have no examples {list(ids)[:5]}: they changed since the run, or the "
+                         "run was edited; write the report without --show-truth") from None
 
 
 def _proven(found: Found, vocabulary: Vocabulary) -> list[bool] | None:
