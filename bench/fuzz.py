@@ -38,7 +38,7 @@ def many(name: str, strategy, ask: Callable[[object], str], count: int) -> bool:
         one()
         problem = ""
     except Exception as found:  # noqa: BLE001  whatever it is, it is what we are looking for
-        problem = f"  {type(found).__name__}: {found}\n  " + "\n  ".join(getattr(found, "__notes__", []))
+        problem = "\n  ".join([f"  {type(found).__name__}: {found}", *getattr(found, "__notes__", [])])[:3000]
     print(f"{name:20} {sum(ends.values()):6} inputs, {ends['answered']:5} answered, {ends['refused']:5} refused, "
           f"slowest {slowest:.2f} s{problem and ', FAILED'}", flush=True)
     if problem:

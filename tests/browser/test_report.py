@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,13 +129,15 @@ def test_hostile_names_are_text(run: Run, page: Any, tmp_path: Path) -> None:
     write_json(hostile.path / "plan.json", plan)
     write_json(hostile.path / "environment.json", {HOSTILE: HOSTILE})
     (hostile.path / "audit.toml").write_text(HOSTILE)
-    named = next(folder for cell, folder in hostile.cells() if HOSTILE in cell.defense and cell.threat == "curious")
+    cell, named = next((cell, folder) for cell, folder in hostile.cells()
+                       if HOSTILE in cell.defense and cell.threat == "curious")
     old["noise(relative=10)"].rename(named.path)
+    write_json(named.path / "cell.json", asdict(cell))
     named.rewrite([{**record, "warnings": [HOSTILE]} for record in named.trials()])
 
     page.goto(write(hostile).as_uri())
     assert page.evaluate("window.owned === undefined")
-    assert page.locator("script, [onerror]").count() == 0
+    assert page.locator("script").count() == 1 and page.locator("[onerror]").count() == 0
     assert page.locator("tr.why").filter(has_text=HOSTILE).count() == 1
     assert any("<script>" in text for text in page.locator("svg text").all_text_contents())
     assert page.complaints == [] and all(url.startswith(("file:", "data:")) for url in page.asked)

@@ -79,7 +79,7 @@ def open_update(path: Path, said: Said) -> Opened:
     model = said.model or note.model
     if model is None:
         raise UsageError(f"{path}: which model? say it with --model, as in an audit: lenet, python('mine:build'), ...")
-    shape = _shape(said.shape) if said.shape else note.shape or (3, 32, 32)
+    shape = _shape(said.shape or ",".join(map(str, note.shape or (3, 32, 32))))
     found = known(model, note.task, shape, said.classes or note.classes or 10, before, names(file), said.seed)
     params = found.learner.params
     update = {name: value for name, value in load(file, params, found.others).items() if name in params}

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -21,7 +22,7 @@ FORMAT, VERSION = "gradleak-capture", 1
 LARGEST_NOTE = 1_000_000
 MOST_TENSORS = 100_000
 
-Tensors = dict[str, Tensor]
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def cut(text: str, most: int = 80) -> str:
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    "count": (int,), "model": (str,), "classes": (int,), "defense": (str,), "recorder": (str,), "round": (int,),
+    "count": (int,), "model": (str,), "defense": (str,), "recorder": (str,), "round": (int,),
     "client": (str,), "config": (dict,), "steps": (int,), "optimiser": (dict,), "loss": (dict,), "precision": (str,),
 }
 _WORDS = {"sent": ("gradient", "difference"), "task": ("image", "text"), "mode": ("train", "eval")}
@@ -152,6 +153,8 @@ def _checked(key: str, value: Any, file: Path) -> Any:
     if value is None and key not in _LISTS[1:]:
         return None
     if key in _WORDS and value in _WORDS[key]:
+        return value
+    if key == "classes" and _whole(value) and 2 <= value <= MOST_TENSORS:
         return value
     if key in _LISTS and isinstance(value, list) and len(value) <= MOST_TENSORS and all(map(_whole, value)):
         return tuple(value)
@@ -199,4 +202,4 @@ def names(path: Path) -> dict[str, tuple[int, ...]]:
 
 def usable(value: Tensor) -> bool:
     """Whether every entry is a number one can match to."""
-    return value.is_floating_point() and bool(value.isfinite().all())
+    return value.dtype in FLOATS and bool(value.isfinite().all())

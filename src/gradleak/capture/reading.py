@@ -13,6 +13,9 @@ from gradleak.capture.rounding import unrounded
 FLAT = 0.02
 """Entries whose sizes differ by less than this share (relative to their median) are called equal: Adam's first step."""
 
+HUGE = 1e12
+"""No rate, momentum or weight decay is as large."""
+
 ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
 
 
@@ -70,7 +73,9 @@ def _client(note: Note, pace: float | None) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < HUGE:
+        return None
+    return float(value)
 
 
 def _optimiser(note: Note) -> Iterator[Finding]:

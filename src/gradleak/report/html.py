@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -13,7 +15,7 @@ from gradleak.audit.plan import Cell
 from gradleak.audit.store import CellDir, Run, read_json, to_toml, write_whole
 from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, settings, together
 from gradleak.errors import GradleakError
-from gradleak.report import plots
+from gradleak.report import interactive, plots
 from gradleak.report.economics import economics, frontiers, leakage, said
 from gradleak.report.measures import attacks_together, by_lead, columns, leading, measure, of_text
 from gradleak.report.members import Share, members
@@ -27,6 +29,12 @@ from gradleak.types import Know, Metric
 
 MOST_SAMPLES = 24
 """Samples a cell; more would make a page too heavy to send around."""
+
+MOST_DRAWN = 40
+"""Cells of a page whose steps are drawn: with more, the slider must do."""
+
+ROOM = 2_800_000
+"""Bytes that the samples of such a page take together."""
 
 NEGLIGIBLE = 1e-9
 """A residual below this is rounding."""
@@ -60,6 +68,7 @@ class Card:
     weakest: str | None
     plots: tuple[Markup, ...]
     emerged: tuple[Stage, ...]
+    steps: str | None
     members: tuple[Share, ...] = ()
     """Of a suite, what each of its attacks did."""
     open: bool = False
@@ -121,10 +130,12 @@ def page(run: Run, show_truth: bool = False) -> str:
     here = files("gradleak.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(figure=figure, fixed=fixed, residual=residual, epsilon=epsilon)
-    shown = cards(run, judged, show_truth)
+    environment.filters["xmlattr_data"] = _data
+    code, shown = interactive.script(), cards(run, judged, show_truth)
     texts = {card.text for card in shown}
     return environment.from_string((here / "page.html").read_text("utf-8")).render(
-        css=Markup((here / "page.css").read_text("utf-8")),
+        css=Markup((here / "page.css").read_text("utf-8")), script=Markup(code), policy=interactive.policy(code),
+        choices=interactive.choices(judged), facets=interactive.facets,
         audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
         economics=(bought := economics(run, judged)), frontiers=list(frontiers(bought)), interval=said, leaked=leakage,
         strengths=list(strengths(judged)), stages=list(over_training(judged)),
@@ -134,6 +145,11 @@ def page(run: Run, show_truth: bool = False) -> str:
         examples="examples" if len(texts) > 1 else "sentences" if True in texts else "images",
         meaning=MEANING, symbol=SYMBOL, exit_codes=EXIT, toml=_toml(run), environment=_environment(run),
     )
+
+
+def _data(values: dict[str, str]) -> Markup:
+    """As data attributes."""
+    return Markup("").join(Markup(' data-{}="{}"').format(name, value) for name, value in values.items())
 
 
 def figure(value: float | None, digits: int = 2) -> str:
@@ -222,11 +238,15 @@ def cards(run: Run, judged: Sequence[Row], show_truth: bool) -> list[Card]:
     """Every cell, in the order of the table; the first one worth looking at is open."""
     folders = {cell.key: folder for cell, folder in run.cells()}
     first = next((r for r in judged if r.verdict is Verdict.LEAKS), next((r for r in judged if r.samples), None))
-    return [_card(row, _weakest(row, judged), folders, show_truth, row is first) for row in judged]
+    room = None if len(judged) <= MOST_DRAWN else ROOM // len(judged)
+    return [_card(row, _weakest(row, judged), folders, show_truth, row is first, room) for row in judged]
 
 
-def _card(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth: bool, opened: bool) -> Card:
+def _card(
+    row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth: bool, opened: bool, room: int | None,
+) -> Card:
     text, hidden, folder = of_text(row), None, folders[row.cell.key]
+    events = folder.events()
     try:
         found = list(samples(row, weakest, folders, show_truth))
     except GradleakError as problem:
@@ -234,21 +254,23 @@ def _card(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth
             raise
         # Sentences are spelled by their model, and a report of a run made elsewhere may lack it: the numbers stand.
         found, hidden = [], f"the tokens cannot be spelled here ({problem})"
-    kept = _most_leaked(row, found)
+    kept = _most_leaked(row, found, room)
     if found:
         text = isinstance(found[0].recovered, Said)
     return Card(row, _meaning(row.cell), text, tuple(kept), len(found) - len(kept), hidden,
-                weakest.cell.defense if weakest else None, tuple(_progress(row, folder)),
-                emergence(folder.events()) if text else (), tuple(members(row)), opened)
+                weakest.cell.defense if weakest else None, tuple(_progress(row, events)) if room is None else (),
+                emergence(events) if text else (), interactive.steps(row, events) if events else None,
+                tuple(members(row)), opened)
 
 
-def _most_leaked(row: Row, found: list[Sample]) -> list[Sample]:
-    if len(found) <= MOST_SAMPLES:
-        return found
+def _most_leaked(row: Row, found: list[Sample], room: int | None) -> list[Sample]:
+    """Those that leaked most: so many, and on a page of many cells no more than there is room for, but one."""
     metric = leading(row)
     sign = -1 if metric.better == "higher" else 1
-    ranked = sorted(range(len(found)), key=lambda i: sign * found[i].scores.get(metric.name, 0.0))
-    return [found[i] for i in sorted(ranked[:MOST_SAMPLES])]
+    ranked = sorted(range(len(found)), key=lambda i: sign * found[i].scores.get(metric.name, 0.0))[:MOST_SAMPLES]
+    sizes = accumulate(found[i].size for i in ranked)
+    kept = [i for n, (i, size) in enumerate(zip(ranked, sizes, strict=True)) if not n or room is None or size <= room]
+    return [found[i] for i in sorted(kept)]
 
 
 def _meaning(cell: Cell) -> str:
@@ -269,9 +291,9 @@ def _weakest(row: Row, judged: Sequence[Row]) -> Row | None:
     return None if weakest.cell == cell else weakest
 
 
-def _progress(row: Row, folder: CellDir) -> Iterator[Markup]:
+def _progress(row: Row, events: Sequence[dict[str, Any]]) -> Iterator[Markup]:
     """How the search went: the leading metric, and the residual the attacker itself can see."""
-    events, lead = folder.events(), leading(row)
+    lead = leading(row)
     trials = sorted({event["trial"] for event in events})
     name = f"batch {row.cell.batch}, {row.cell.defense}, {row.cell.threat}, {row.cell.attack}"
     by_trial = [[e for e in events if e["trial"] == trial] for trial in trials]

@@ -39,6 +39,12 @@ class Sample:
     scores: dict[str, float]
     leaked: bool
 
+    @property
+    def size(self) -> int:
+        """About how many bytes of a page it takes."""
+        looks = [look for look in (self.recovered, self.weakest, self.truth) if look is not None]
+        return sum(len(look) if isinstance(look, str) else 60 * len(look.words) for look in looks)
+
 
 def samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_truth: bool) -> Iterator[Sample]:
     """Every sample of a row, beside what came back of it in the weakest row; the truth only where it is asked for."""
