@@ -115,7 +115,7 @@ def audited(table: object, where: Path) -> Audit:
         elif isinstance(wanted, int):
             right = _number(value) and isinstance(value, int)
         else:
-            right = _text(value) or (key == "assume" and value is None)
+            right = _text(value) or (wanted is None and value is None)
         if not right:
             raise UsageError(f"{where}: {key} makes no sense: the file was edited; run the audit again elsewhere")
         found[key] = value
