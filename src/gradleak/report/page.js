@@ -97,7 +97,11 @@
       dialog.showModal();
     };
     image.addEventListener("click", open);
-    image.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
+    image.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // or the same key would press the button that closes
+      open();
+    });
   }
   all(".shot img").forEach(zoomable);
 
