@@ -48,6 +48,7 @@ def going_on() -> Iterator[None]:
 @app.command(epilog="Example: gradleak run audit.toml --out runs/mine --show-truth")
 def run(
     audit: o.AuditFile = None, to: o.OutDir = None, workers: o.Workers = 0, show_truth: o.ShowTruth = False,
+    on: o.On = None,
 ) -> None:
     """Run an audit, or go on where it stopped; print the verdicts and write the report."""
     from gradleak.audit import drive
@@ -56,7 +57,7 @@ def run(
     from gradleak.report.html import write
 
     with going_on():
-        done = drive.run(drive.load(audit), to, workers, err)
+        done = drive.run(drive.load(audit), to, workers, err, on)
     judged = rows.rows(done)
     terminal.print_rows(judged, out)
     economics.print_economics(done, judged, out)
@@ -110,29 +111,28 @@ def report(directory: o.RunDir, show_truth: o.ShowTruth = False) -> None:
     out.print(str(write(open_run(directory), show_truth)), highlight=False, soft_wrap=True)
 
 
+@app.command(epilog="Example: gradleak view runs")
+def view(directory: o.Runs = Path("runs"), port: o.Port = 8765) -> None:
+    """Serve a folder of runs in the browser, to this machine only, with progress while they go on."""
+    from gradleak.report.view import view
+
+    view(directory, port, lambda text: out.print(text, highlight=False))
+
+
 @app.command(epilog="Example: gradleak compare runs/before runs/after")
 def compare(before: o.RunDir, after: o.RunDir) -> None:
     """Put two runs side by side; exit 1 if any row leaks more than before, 3 if one that held is no longer shown to."""
-    from gradleak.audit.store import open_run
-    from gradleak.report import compare as side_by_side
-    from gradleak.report import rows
+    from gradleak.report.compare import compare
 
-    table, code = side_by_side.table(rows.rows(open_run(before)), rows.rows(open_run(after)))
-    out.print(table)
-    raise typer.Exit(code)
+    raise typer.Exit(compare(before, after, out))
 
 
 @app.command(epilog="Example: gradleak score runs/quickstart-1a2b3c4d")
 def score(directory: o.RunDir) -> None:
     """Measure a run's stored guesses again, without attacking again."""
-    from gradleak.audit.run import rescore
-    from gradleak.audit.store import open_run
     from gradleak.report import rows, terminal
 
-    done = open_run(directory)
-    for cell, folder in done.cells():
-        rescore(cell, folder)
-    terminal.print_rows(rows.rows(done), out)
+    terminal.print_rows(rows.rescored(directory), out)
 
 
 @app.command(epilog="Example: gradleak attack 'ig(steps=1000)' --update u.safetensors --model lenet --count 1")

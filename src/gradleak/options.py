@@ -10,6 +10,9 @@ AuditFile = Annotated[Path | None, typer.Argument(help="The audit, in TOML; none
 AuditOrRun = Annotated[Path, typer.Argument(help="The audit, in TOML; or a run directory.", show_default=False)]
 OutDir = Annotated[Path | None, typer.Option("--out", help="Run directory [default: runs/NAME-DIGEST].")]
 Workers = Annotated[int, typer.Option(help="Processes, 0 for one a core.")]
+On = Annotated[str | None, typer.Option(help="Where: local, processes, ray, ray://HOST:PORT [default: processes].")]
+Runs = Annotated[Path, typer.Argument(help="A folder of runs, or one run.")]
+Port = Annotated[int, typer.Option(help="0 for any that is free.", min=0, max=65535)]
 ShowTruth = Annotated[bool, typer.Option(help="Put the private data into the report, beside what was recovered.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 

@@ -1,7 +1,6 @@
 """A whole audit: begin or go on, run every cell that is not finished, show how far it is."""
 
 import fcntl
-import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from gradleak.audit import utility
 from gradleak.audit.plan import Audit, checked, from_table, read
 from gradleak.audit.store import Run
-from gradleak.engines import here, processes
+from gradleak.engines.places import Engine, engine
 from gradleak.errors import UsageError
 
 
@@ -24,13 +23,17 @@ def load(path: Path | None) -> Audit:
     return from_table(tomllib.loads((files("gradleak.audit") / "quickstart.toml").read_text("utf-8")), "quickstart")
 
 
-def run(audit: Audit, to: Path | None = None, workers: int = 1, console: Console | None = None) -> Run:
-    """Run what is not finished yet, here or (workers: a number, or 0 for one a core) in processes of their own.
+def run(
+    audit: Audit, to: Path | None = None, workers: int = 1, console: Console | None = None, on: str | None = None,
+) -> Run:
+    """Run what is not finished yet, here or (workers: a number, or 0 for one a core) in processes of their own, or
+    wherever `on` says: see `engines.places`.
 
     Other processes know what is installed, not what a script registered.
     """
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 for one a core, or a number from 1")
+    place = engine(on, workers)
     store = Run(to or Path("runs") / f"{audit.name}-{audit.digest[:8]}")
     store.begin(checked(audit))
     with (store.path / "lock").open("w") as lock:
@@ -39,7 +42,7 @@ def run(audit: Audit, to: Path | None = None, workers: int = 1, console: Console
         except OSError:
             raise UsageError(f"{store.path}: another gradleak is running this audit; wait, or choose --out") from None
         shown = console or Console(stderr=True, quiet=True)
-        _run_jobs(store, workers or os.cpu_count() or 1, shown)
+        _run_jobs(store, place, shown)
         _train(store, shown)
     return store
 
@@ -62,7 +65,7 @@ def _train(store: Run, console: Console) -> None:
             utility.run_job(job, cell, folder, lambda share, n=number: bar.update(task, completed=n + share))  # type: ignore[misc]
 
 
-def _run_jobs(store: Run, workers: int, console: Console) -> None:
+def _run_jobs(store: Run, place: Engine, console: Console) -> None:
     jobs = [(cell, folder) for cell, folder in store.cells() if not folder.done]
     weights = [cell.evaluations * cell.trials * cell.batch for cell, _ in jobs]
     shares = [0.0] * len(jobs)
@@ -75,9 +78,6 @@ def _run_jobs(store: Run, workers: int, console: Console) -> None:
             bar.update(task, completed=sum(w * s for w, s in zip(weights, shares, strict=True)),
                        cells=f"{done}/{len(jobs)} cells")
 
-        if workers == 1 or len(jobs) <= 1:
-            here.run(jobs, tell)
-        else:
-            processes.run(jobs, tell, workers)
+        place(jobs, tell)
 
 

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gradleak.audit.store import open_run
 from gradleak.audit.verdict import Row, Verdict
 from gradleak.errors import UsageError
 from gradleak.report.measures import leading, measure
+from gradleak.report.rows import rows
 from gradleak.report.terminal import STYLE, number
 
 
@@ -28,6 +32,13 @@ CODE = {Change.WORSE: 1, Change.LOST: 3, Change.GONE: 3}
 def _place(row: Row) -> tuple[object, ...]:
     c = row.cell
     return c.task, c.client, c.batch, c.defense, c.threat, c.attack
+
+
+def compare(before: Path, after: Path, out: Console) -> int:
+    """Print the table of two run directories; its exit code."""
+    shown, code = table(rows(open_run(before)), rows(open_run(after)))
+    out.print(shown)
+    return code
 
 
 def table(before: Sequence[Row], after: Sequence[Row]) -> tuple[Table, int]:

@@ -8,6 +8,7 @@ from typing import Any
 from gradleak.audit import utility
 from gradleak.audit.advice import advise, weighed
 from gradleak.audit.gate import Bars, held_to
+from gradleak.audit.run import rescore
 from gradleak.audit.store import CellDir, Run, open_run
 from gradleak.audit.verdict import Row, compare_threats, picked, row
 from gradleak.errors import UsageError
@@ -29,6 +30,14 @@ def _refuse_strangers(trials: list[dict[str, Any]], measured: set[str], folder: 
     for name in {name for t in trials for name in t["scores"]} - measured:
         raise UsageError(f"{folder.path}: scores of {name[:40]!r}, which this audit does not measure: the run was "
                          "edited; run the audit again in another --out")
+
+
+def rescored(path: Path) -> list[Row]:
+    """The rows of a run whose stored guesses are measured again first."""
+    run = open_run(path)
+    for cell, folder in run.cells():
+        rescore(cell, folder)
+    return rows(run)
 
 
 def as_json(path: Path) -> dict[str, Any]:
