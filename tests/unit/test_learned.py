@@ -10,7 +10,7 @@ import torch
 from gradleak import registry
 from gradleak.attacks.learned.examples import Pictures
 from gradleak.attacks.learned.hashing import bins, hashed, signs
-from gradleak.attacks.learned.penalties import LeftOut, chosen, noise, solved
+from gradleak.attacks.learned.penalties import GROWTHS, LeftOut, chosen, grown, noise, solved
 from gradleak.audit.plan import Audit
 from gradleak.errors import UsageError
 from gradleak.rng import Rng
@@ -104,6 +104,21 @@ def test_both_ways_to_solve_agree_with_least_squares(rows: int) -> None:
     assert torch.allclose(line.centre, features.mean(0), atol=1e-4)
 
 
+def test_penalties_grow_where_they_are_too_weak() -> None:
+    features, target, _ = _regression()
+    told, centred = 30 * features[:, :20], target - target[:200].mean(0)
+    loose, idle = torch.cat([told, 30 * features[:, 20:]], 1), told / 30
+    growth, error = grown(loose[:60], centred[:60], loose[200:], centred[200:], True, Rng(0))
+    assert growth == max(GROWTHS)
+    once, plain = grown(loose[:60], centred[:60], loose[200:], centred[200:], False, Rng(0))
+    assert once == 1.0 and error < plain
+    line = solved(iter([(idle[:60], centred[:60])]), 60, torch.zeros(20), torch.zeros(4))
+    found = line.mean + (idle[200:] - line.centre) @ line.weights
+    assert grown(idle[:60] - idle[:60].mean(0), centred[:60] - centred[:60].mean(0), idle[200:] - idle[:60].mean(0),
+                 centred[200:] - centred[:60].mean(0), False, Rng(0))[1] == pytest.approx(
+        float((found - centred[200:]).square().mean()), rel=1e-3)
+
+
 def test_noise_is_heard_and_costs() -> None:
     features, target, slices = _regression()
     loud = features + Rng(9).normal(features.shape, features)
@@ -173,6 +188,18 @@ def test_a_network_learns_to_read_words(play, text_task) -> None:
     shares = seen.facts[Know.TOKEN_FREQUENCIES][fitting.answers.tokens]
     shares = shares / shares.sum()
     assert float(state["error"]) < float(-(shares * shares.log()).sum()) - 0.2
+
+
+def test_sentences_of_other_labels_or_lengths_are_another_fit(play, text_task) -> None:
+    def about(trial: int):
+        scene = play(who="informed+labels+lengths+token_frequencies", client="one_step(mode=eval)", trial=trial,
+                     task=text_task(more=", public=1"))
+        lengths = tuple((scene.secret.readings != -1).sum(1).tolist())
+        return (lengths, tuple(scene.secret.labels.tolist())), registry.build(
+            "attack", parse("lti_p")).fits.open(scene.seen, Rng(0)).about
+
+    found = [about(trial) for trial in range(5)]
+    assert all(true == said for true, said in found) and len({said for _, said in found}) > 2
 
 
 @pytest.mark.parametrize("file", sorted(BENCH.glob("lti_*.toml")), ids=lambda f: f.stem)

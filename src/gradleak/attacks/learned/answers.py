@@ -23,6 +23,11 @@ class Answers(Protocol):
     """Batches after which it is asked whether more training helps."""
 
     @property
+    def about(self) -> tuple[object, ...]:
+        """What of the observation the made-up batches were made like."""
+        ...
+
+    @property
     def sizes(self) -> Sequence[int]:
         """Of the hidden layers and the output."""
         ...
@@ -47,6 +52,10 @@ class ImageAnswers:
     def __init__(self, seen: Observation, pictures: Pictures, labels: Tensor, hidden: Sequence[int]) -> None:
         self.seen, self.pictures, self.labels, self.hidden = seen, pictures, labels, hidden
         self.epoch = len(pictures)
+
+    @property
+    def about(self) -> tuple[object, ...]:
+        return () if self.pictures.labels is None else tuple(self.pictures.labels.tolist())
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -83,6 +92,11 @@ class WordAnswers:
         self.number = torch.full((len(sentences.room.table),), -1)
         self.number[self.tokens] = torch.arange(len(self.tokens))
         self.possible = allowed(seen, sentences.room.vocabulary).nonzero().flatten()
+
+    @property
+    def about(self) -> tuple[object, ...]:
+        labels = self.sentences.labels
+        return tuple(self.sentences.room.lengths.tolist()), None if labels is None else tuple(labels.tolist())
 
     def _table(self, tokens: Tensor) -> Tensor:
         return F.normalize(self.sentences.room.table[tokens], dim=1)

@@ -60,18 +60,17 @@ class Training:
 
     def __init__(self, plan: Inverter, seen: Observation, answers: Answers) -> None:
         self.plan, self.seen, self.answers = plan, seen, answers
-        batch, target = answers.drawn(torch.arange(2), Rng(0))
+        batch, _ = answers.drawn(torch.arange(2), Rng(0))
         self.rehearsal = Rehearsal(seen, batch.x, batch.y, batch.extra)
         self.entries = sum(value.numel() for value in seen.update.values())
         self.width = min(self.entries, plan.features or max(1, round(plan.ratio * self.entries)))
         self.depth = len(answers.sizes)
-        self.places = tuple(target.shape[1:])
         self.held = min(MOST_HELD, max(1, round(HELD * answers.epoch)))
         self.every = -(-max(1, answers.epoch - self.held) // plan.size)
 
     @property
     def about(self) -> tuple[object, ...]:
-        return self.places
+        return self.answers.about
 
     @property
     def steps(self) -> int:

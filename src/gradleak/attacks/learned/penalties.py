@@ -17,6 +17,9 @@ STEPS, BOUNDS = 40, (-8.0, 8.0)
 CONSTANT = 100.0
 """How much more weight an average has than a feature: it is hardly held back."""
 
+GROWTHS = tuple(2 ** (step / 2) for step in range(-2, 9))
+"""Factors tried on all penalties at once."""
+
 IDLE = 1e-4
 """A block that says less than this share (in power) is left out: it would cost time and change nothing."""
 
@@ -120,6 +123,27 @@ class LeftOut:
         whole.diagonal().add_(1.0)
         dual = torch.cholesky_solve(self.goal, torch.linalg.cholesky(whole))
         return (weight[:, None, None] * (self.kernels @ dual)).square().sum((1, 2))
+
+
+def grown(
+    features: Tensor, target: Tensor, held: Tensor, truth: Tensor, grow: bool, rng: Rng,
+) -> tuple[float, float]:
+    """By how much all penalties should grow for as many examples, and the squared error on held-out ones then.
+
+    Where a target is not a line in the features, what is left of it is like noise that the features share: the more
+    examples there are, the more a penalty must weigh against them.
+    """
+    width = target.shape[1]
+    if width > SKETCH:
+        way = rng.normal((width, SKETCH), target) / SKETCH**0.5
+        target, truth = target @ way, truth @ way
+    kernel, across = features @ features.T, held @ features.T
+    best = 1.0, math.inf
+    for growth in GROWTHS if grow else (1.0,):
+        found = across @ _over(kernel / growth, target) / growth
+        error = float((found - truth).square().sum(1).mean()) / width
+        best = (growth, error) if error < best[1] else best
+    return best
 
 
 Rows = Iterator[tuple[Tensor, Tensor]]

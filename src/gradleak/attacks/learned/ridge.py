@@ -1,5 +1,6 @@
 """Inversion in closed form: one regression from what is sent to what it was computed from."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from gradleak.attacks.learned.examples import Pictures, public
 from gradleak.attacks.learned.fit import Learned
 from gradleak.attacks.learned.keep import State
-from gradleak.attacks.learned.penalties import Rows, chosen, noise, solved
+from gradleak.attacks.learned.penalties import Rows, chosen, grown, noise, solved
 from gradleak.attacks.learned.rehearsal import Blocks, Rehearsal, blocks
 from gradleak.attacks.parts.labels import Known, count
 from gradleak.errors import Unsuited, UsageError
@@ -91,14 +92,29 @@ class Regression:
         sent, x = (torch.cat(part) for part in zip(*self._rows(order[held:][:MORE]), strict=True))
         loud, truth = (torch.cat(part) for part in zip(*self._rows(order[:held], rng / "held"), strict=True))
         drawn = torch.cat([part for part, _ in self._rows(order[held:][:HEARD], rng / "drawn")])
+        exact = torch.equal(sent[: len(drawn)], drawn)
         best: dict[str, Tensor] = {}
-        for unit, begin in self._ways(torch.equal(sent[: len(drawn)], drawn) and not _of_one_length(sent)):
+        for unit, begin in self._ways(exact and not _of_one_length(sent)):
             state = self._scaled(*((_and_unit(sent), _and_unit(drawn)) if unit else (sent, drawn)), x, begin, rng)
-            state |= self._solved(state, iter([(sent, x)]), len(x))
-            state["error"] = (self._read(state, loud) - truth).square().mean()
+            state |= self._tried(state, (sent, x), (loud, truth), exact, rng)
             if not best or float(state["error"]) < float(best["error"]):
                 best = state
-        return best
+        return {**best, **self._solved(best, iter([(sent, x)]), len(x))}
+
+    def _tried(
+        self, state: State, more: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], exact: bool, rng: Rng,
+    ) -> dict[str, Tensor]:
+        """The error on held-out images; and penalties for more examples than chose them, grown as they had to grow
+        here. What a defense draws makes them grow by itself."""
+        used = state["factors"] > 0
+        factors = state["factors"][used]
+        rows, loud = (_like(used, sent)[:, used] * factors for sent, _ in (more, held))
+        gain = state["gain"][used]
+        centre = state["centre"][used] * factors * gain
+        growth, error = grown(rows * gain - centre, more[1] - state["mean"], loud - centre, held[1] - state["mean"],
+                              exact and len(rows) > SAMPLE, rng / "grown")
+        further = math.log(len(self.pictures) / SAMPLE) / math.log(len(rows) / SAMPLE) if len(rows) > SAMPLE else 1.0
+        return {"error": torch.tensor(error), "factors": state["factors"] * growth ** (-further / 2)}
 
     def _ways(self, telling: bool) -> list[tuple[bool, float]]:
         """With the update's direction, where it says something else than the update, or without; and where the
