@@ -40,9 +40,9 @@ def resnet(options) -> str:
 
 def audited(options, attacks: list[str], batch: int, task: str, **more: object) -> Iterator[str]:
     """A line an attack: means over the images, the share of labels, seconds a step."""
-    audit = Audit(task=task, client="one_step(mode=eval)", threats=("curious+public_data",), attacks=tuple(attacks),
+    audit = Audit(task=task, client="one_step(mode=eval)", attacks=tuple(attacks),
                   batch=(batch,), trials=max(1, options.images // batch), metrics=METRICS, budget="10 h",
-                  **{"defenses": ("none",), **more})
+                  **{"defenses": ("none",), "threats": ("curious+public_data",), **more})
     for row in measured(audit):
         psnr, ssim, labels = (row.scores[name] for name in METRICS)
         yield (f"B={batch} {row.cell.defense:14} {row.cell.threat:22} {row.cell.attack:66} {psnr.mean:5.2f} dB "
@@ -84,11 +84,12 @@ def generator(options) -> None:
     """LTI's Table 1 on lenet, one image an update: with a generator fitted to 5,000 public images, and without."""
     data = f"npz('{CIFAR}', x=x_test, y=y_test)" if cifar() else PHOTOS
     task = f"image(model=lenet, data={data}, public={5000 if cifar() else 400})"
-    attacks = [f"ig(steps={options.steps}, restarts=1)", f"gi_gip(steps={options.steps}, restarts=1)",
-               f"gi_gip(steps={options.steps}, restarts=1, pixels=false)"]
+    attacks = [f"ig(steps={options.steps}, restarts=1)",
+               *[f"gi_gip(steps={options.steps}, restarts=1, fit={options.fit}{more})" for more in ("", ", pixels=false")]]
     print(*audited(options, attacks, 1, task), sep="\n", flush=True)
-    print(*audited(options, attacks[:2], 1, task, threats=("informed+public_data",),
-                   defenses=("sign", "prune(keep=0.01)")), sep="\n", flush=True)
+    if options.defended:
+        print(*audited(options, attacks[:2], 1, task, threats=("informed+public_data",),
+                       defenses=("sign", "prune(keep=0.01)")), sep="\n", flush=True)
 
 
 def large(options) -> None:
@@ -127,6 +128,8 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=150, help="steps of training before the attack")
     parser.add_argument("--model", default="efficientnet_lite0", help="for `large`")
     parser.add_argument("--published", action="store_true", help="`compare` also as published")
+    parser.add_argument("--fit", type=int, default=600, help="steps of fitting for `generator`")
+    parser.add_argument("--defended", action="store_true", help="`generator` also under sign and pruning")
     parser.add_argument("--out", default=".", help="where `large` writes pictures")
     options = parser.parse_args()
     wanted[options.what](options)

@@ -228,6 +228,8 @@ class Guess:
     """Per token of the reading, whether the attack has proven, rather than found likely, that it stood in its place in
     one of the sentences."""
 
+    earlier: Mapping[str, Tensor] = field(default_factory=dict)
+    """Readings on the way, by the step at which the goal changed: what had come back until then."""
 
 @runtime_checkable
 class Attack(Protocol):

@@ -159,3 +159,16 @@ def test_with_every_component_off_it_is_inverting_gradients(play) -> None:
         "ig(steps=6, restarts=1, labels=given)",
         "hf_gradinv(steps=6, labels=given, stepwise=false, dropout=0, bn=0, t1=0)"))
     assert torch.equal(plain, off)
+
+
+def test_a_report_shows_what_had_come_back_when_priors_set_in(tmp_path) -> None:
+    from rich.console import Console
+
+    from gradleak.audit.drive import run
+    from gradleak.audit.plan import Audit
+    from gradleak.report.html import write
+
+    audit = Audit(task="image(model=mlp(width=8), data=photos(size=8, count=20))", threats=("curious",), batch=(2,),
+                  attacks=("hf_gradinv(steps=10, t1=0.3, t2=0.6)",), trials=1, metrics=("psnr", "label_accuracy"))
+    page = write(run(audit, tmp_path / "run", 1, Console(quiet=True))).read_text()
+    assert page.count("by step 3") >= 2 and page.count("by step 6") >= 2 and "label inferred" in page

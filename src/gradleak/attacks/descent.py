@@ -254,6 +254,12 @@ class Matching:
         return (plan.view.stage(step, plan.steps) if plan.view else 0,
                 *[schedules.at(weight, max(step, 0), plan.steps) > 0 for weight in weights])
 
+    def _milestone(self, state: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """What had come back when a prior set in."""
+        if self.room.tokens or not step or self._goal(step)[1:] == self._goal(step - 1)[1:]:
+            return {}
+        return {f"earlier.{step}": self.room.answer(*self.unpack(state["best"]))[1]}
+
     def advance(self, state: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         plan = self.plan
         inner = {k.removeprefix("optimiser."): v for k, v in state.items() if k.startswith("optimiser.")}
@@ -267,6 +273,7 @@ class Matching:
         if jitter:
             z[:, : self.size] += jitter * (self.rng / "jitter" / step).normal((len(z), self.size), z)
         changed = self._goal(step) != self._goal(step - 1)  # another mismatch: what was best no longer compares
+        state = {**state, **self._milestone(state, step)}
         better = (value.match < state["match"]) | changed
         moved = {**state, "z": z, "best": torch.where(better[:, None], judged, state["best"]),
                  "match": torch.where(better, value.match, state["match"]), "step": torch.tensor(step + 1),
@@ -346,7 +353,9 @@ class Matching:
             sizes = [distance({k: v[i] for k, v in updates.items()}, self.seen.update).cosine
                      for i in range(len(readings))]
             lane = min(range(len(sizes)), key=lambda i: (sizes[i] != sizes[i], sizes[i]))
-        return Guess(_lane(batch, lane), readings[lane], int(state["step"]), self.plan.ends, state, notes)
+        earlier = {k.removeprefix("earlier."): v[lane] for k, v in state.items() if k.startswith("earlier.")}
+        return Guess(_lane(batch, lane), readings[lane], int(state["step"]), self.plan.ends, state, notes,
+                     earlier=earlier)
 
 
 def _told(seen: Observation) -> Statistics:

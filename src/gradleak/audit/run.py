@@ -118,7 +118,8 @@ def answer(cell: Cell, trial: int, folder: CellDir, progress: Progress) -> tuple
         record = _record(cell, trial, scene, guess, seconds, warnings, stopped)
         extra = {f"_extra.{name}": value for name, value in guess.batch.extra.items()}
         proven = {} if guess.certain is None else {"certain": guess.certain}
-        return record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y, **proven, **extra}
+        earlier = {f"earlier.{step}": reading for step, reading in guess.earlier.items()}
+        return record, {"reading": guess.reading, "x": guess.batch.x, "y": guess.batch.y, **proven, **extra, **earlier}
     return {**_failed(trial, reason, warnings), "seconds": time.monotonic() - began}, {}
 
 

@@ -38,6 +38,8 @@ class Sample:
     truth: Look | None
     scores: dict[str, float]
     leaked: bool
+    earlier: tuple[tuple[str, Look], ...] = ()
+    """What had come back by some step, where the attack says so."""
 
     @property
     def size(self) -> int:
@@ -57,13 +59,21 @@ def samples(row: Row, weakest: Row | None, folders: dict[str, CellDir], show_tru
             continue
         others = _readings(beside[trial], folders[weakest.cell.key]) if weakest and trial in beside else []
         eye, truths = _seen(row.cell, record["ids"], readings[0].reading.is_floating_point(), show_truth)
+        earlier = _earlier(record, folders[row.cell.key])
         for i, reading in enumerate(readings):
             yield Sample(
                 f"trial {trial + 1}, sample {i + 1}", eye(reading, i),
                 eye(others[i], i) if i < len(others) else None,
                 truths[i] if i < len(truths) else None,
                 {name: values[i] for name, values in record["scores"].items() if i < len(values)},
-                bool(record["leaked"][i]))
+                bool(record["leaked"][i]), tuple((step, eye(found[i], i)) for step, found in earlier))
+
+
+def _earlier(record: dict[str, Any], folder: CellDir) -> list[tuple[str, list[Found]]]:
+    """Images that had come back by some steps, each in the place of the truth its last form was matched to."""
+    kept = {int(name.removeprefix("earlier.")): value for name, value in folder.guess(record["trial"]).items()
+            if name.startswith("earlier.")}
+    return [(str(step), [Found(kept[step][i], None) for i in record["match"]]) for step in sorted(kept)]
 
 
 def _readings(record: dict[str, Any], folder: CellDir) -> list[Found]:

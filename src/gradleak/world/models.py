@@ -99,15 +99,15 @@ class Residual(nn.Module):
         return torch.relu(self.body(x) + self.short(x))
 
 
-def _resnet(shape: Shape, classes: int, widths: list[int], blocks: int) -> nn.Module:
+def _resnet(shape: Shape, classes: int, widths: list[int], blocks: list[int]) -> nn.Module:
     small = shape[-1] < 128
     stem: list[nn.Module] = [nn.Conv2d(shape[0], widths[0], 3 if small else 7, 1 if small else 2, 1 if small else 3,
                                        bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
     if not small:
         stem.append(nn.MaxPool2d(3, 2, 1))
     into = widths[0]
-    for stage, out in enumerate(widths):
-        for block in range(blocks):
+    for stage, (out, many) in enumerate(zip(widths, blocks, strict=True)):
+        for block in range(many):
             stem.append(Residual(into, out, 2 if stage and not block else 1))
             into = out
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, classes))
@@ -119,7 +119,7 @@ class ResNet20:
     """The CIFAR residual network of depth 20."""
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        return _resnet(shape, classes, [16, 32, 64], 3)
+        return _resnet(shape, classes, [16, 32, 64], [3, 3, 3])
 
 
 @register("model", "resnet18")
@@ -128,7 +128,16 @@ class ResNet18:
     """The ImageNet residual network of depth 18; a 3x3 stem below 128 pixels, the 7x7 one with pooling from there."""
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        return _resnet(shape, classes, [64, 128, 256, 512], 2)
+        return _resnet(shape, classes, [64, 128, 256, 512], [2, 2, 2, 2])
+
+
+@register("model", "resnet34")
+@dataclass(frozen=True)
+class ResNet34:
+    """The ImageNet residual network of depth 34; its stem as in resnet18."""
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        return _resnet(shape, classes, [64, 128, 256, 512], [3, 4, 6, 3])
 
 
 class Attention(nn.Module):
