@@ -84,8 +84,8 @@ def generator(options) -> None:
     """LTI's Table 1 on lenet, one image an update: with a generator fitted to 5,000 public images, and without."""
     data = f"npz('{CIFAR}', x=x_test, y=y_test)" if cifar() else PHOTOS
     task = f"image(model=lenet, data={data}, public={5000 if cifar() else 400})"
-    attacks = [f"ig(steps={options.steps}, restarts=1)",
-               *[f"gi_gip(steps={options.steps}, restarts=1, fit={options.fit}{more})" for more in ("", ", pixels=false")]]
+    own = f"gi_gip(steps={options.steps}, restarts=1, fit={options.fit}"
+    attacks = [f"ig(steps={options.steps}, restarts=1)", f"{own})", f"{own}, pixels=false)"]
     print(*audited(options, attacks, 1, task), sep="\n", flush=True)
     if options.defended:
         print(*audited(options, attacks[:2], 1, task, threats=("informed+public_data",),
