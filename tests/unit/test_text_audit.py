@@ -15,6 +15,7 @@ from gradleak.audit.verdict import Row, Verdict, compare_threats, lead, row
 from gradleak.errors import UsageError
 from gradleak.metrics.summary import summarise
 from gradleak.probe import probe
+from gradleak.report.samples import samples
 from gradleak.rng import Rng
 from gradleak.spec import parse
 from gradleak.types import NOTHING, Batch, Guess, Know
@@ -67,6 +68,22 @@ def test_a_cell_of_text_runs_from_plan_to_verdict(tmp_path: Path, monkeypatch) -
     before = folder.trials()
     rescore(cell, folder)
     assert folder.trials() == before
+
+
+def test_what_an_attack_proved_is_kept_and_shown(tmp_path: Path, monkeypatch) -> None:
+    cell = cell_of()
+    guess = truth_as_guess(cell, 0)
+    proven = torch.zeros(guess.reading.shape, dtype=torch.bool)
+    proven[0, :3] = True  # what opens the sentence, and two words
+    attacker = Knows({trial: dataclasses.replace(guess, certain=proven) for trial in range(2)})
+    monkeypatch.setattr(Cell, "attacker", lambda self: attacker)
+    folder = CellDir(tmp_path / "cell")
+    run_cell(cell, folder, lambda share: None)
+    judged = row(cell, folder.trials(), folder.done, cell.scorers())
+    shown = list(samples(judged, None, {cell.key: folder}, False))[:2]
+    assert torch.equal(folder.guess(0)["certain"], proven)
+    assert [sample.recovered.certain for sample in shown] == [0, 2]  # the guess holds the sentences in another order
+    assert [word.certain for word in shown[1].recovered.words][:3] == [True, True, False]
 
 
 def test_wrong_words_do_not_leak() -> None:
