@@ -28,17 +28,18 @@ class Linear:
     evaluations = 1
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
-        weight, bias = _first_layer(seen)
+        weight, bias = first_layer(seen)
         read = Counted().read(seen, rng)
         n = len(read.labels)
         rows = seen.update[weight].double(), seen.update[bias].double()
-        x = _single(*rows)[None] if n == 1 else _several(*rows, n)
+        x = single(*rows)[None] if n == 1 else _several(*rows, n)
         x = x.reshape(n, *seen.shape).to(seen.update[weight])
         notes = {"label_confidence": float(read.confidence.mean())}
         yield Guess(Batch(x, read.labels), x.clamp(0, 1), step=1, notes=notes)
 
 
-def _first_layer(seen: Observation) -> tuple[str, str]:
+def first_layer(seen: Observation) -> tuple[str, str]:
+    """The names of the weight and the bias of a fully connected layer that is as wide as the data."""
     width = math.prod(seen.shape)
     for name, value in seen.params.items():
         bias = name.removesuffix("weight") + "bias"
@@ -48,7 +49,8 @@ def _first_layer(seen: Observation) -> tuple[str, str]:
                    "linear works on models such as mlp")
 
 
-def _single(weight: Tensor, bias: Tensor) -> Tensor:
+def single(weight: Tensor, bias: Tensor) -> Tensor:
+    """The one example that a layer was given."""
     return weight.T @ bias / bias.square().sum().clamp_min(1e-30)
 
 

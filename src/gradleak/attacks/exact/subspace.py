@@ -10,9 +10,11 @@ from gradleak.attacks.combine import ByKind
 from gradleak.attacks.exact import causal, crowd, dropped, likely, peeling
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.labelling import paired
+from gradleak.attacks.exact.linear import first_layer
 from gradleak.attacks.exact.members import Members, members
 from gradleak.attacks.exact.patches import Patches
 from gradleak.attacks.exact.reading import Reading, Sentence
+from gradleak.attacks.exact.rectified import Rectified
 from gradleak.attacks.exact.span import span, stacked
 from gradleak.attacks.parts.labels import Known, count
 from gradleak.errors import Unsuited
@@ -29,14 +31,30 @@ SAMPLE = 4096
 
 @register("attack", "subspace")
 def subspace() -> ByKind:
-    """Reads text, or a vision transformer's images, off the space that the first layer's gradient spans: without any
-    search over embeddings or pixels, in seconds, and with a proof where the update is clean.
+    """Reads text, or the images of a vision transformer or of fully connected layers, off the space that the first
+    layer's gradient spans: without any search over embeddings or pixels, in seconds, with a proof where it is clean.
 
     Text: tokens in the span as they are; if there are none, dropout hid parts of each, and tokens that are in the span
     but for a few entries; if the span is filled up by noise or compression, the likeliest tokens. Then sentences: one
     place after the other for decoders, by proof and subtraction for encoders, by attention's gradient under dropout.
     """
-    return ByKind(Patches(), Words())
+    return ByKind(Pictures(), Words())
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The image half: fully connected first layers were given the images themselves, attention was given patches."""
+
+    needs = frozenset({Know.COUNT})
+    evaluations = 12
+
+    def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
+        try:
+            first_layer(seen)
+        except Unsuited:
+            yield from Patches().guesses(seen, rng, start)
+        else:
+            yield from Rectified().guesses(seen, rng, start)
 
 
 @dataclass(frozen=True)
