@@ -1,6 +1,7 @@
-"""Images that are solved for instead of searched: lenet layer by layer, vision transformers in closed form.
+"""Images that are solved for instead of searched: lenet layer by layer, vision transformers in closed form, fully
+connected layers by the neurons that are off.
 
-python bench/exact_images.py [recursive] [single] [large] [batches] [defended]       (CIFAR-10 needs data/cifar10.npz)
+python bench/exact_images.py [recursive] [single] [large] [batches] [defended] [rows]  (CIFAR-10 needs data/cifar10.npz)
 """
 
 import statistics
@@ -12,6 +13,7 @@ from common import PHOTOS, cifar
 
 from gradleak import registry
 from gradleak.attacks.exact.patches import Patches
+from gradleak.attacks.exact.rectified import Rectified
 from gradleak.attacks.exact.recursive import Recursive
 from gradleak.metrics.match import assign
 from gradleak.rng import Rng
@@ -76,7 +78,13 @@ def defended() -> None:
             measured(Patches(), model, cifar() or PHOTOS, 1, 6, defense)
 
 
-PARTS = {"recursive": recursive, "single": single, "large": large, "batches": batches, "defended": defended}
+def rows() -> None:
+    for batch in (2, 4, 8):
+        measured(Rectified(), "mlp", cifar() or PHOTOS, batch, 4)
+
+
+PARTS = {"recursive": recursive, "single": single, "large": large, "batches": batches, "defended": defended,
+         "rows": rows}
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for name in sys.argv[1:] or PARTS:
