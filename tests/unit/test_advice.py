@@ -65,6 +65,13 @@ def test_it_must_hold_against_every_attacker(doubt: dict) -> None:
     assert advice(rows).defense == DEFENSES[2]
 
 
+@pytest.mark.parametrize(("naive", "defense"), [(LOST, "noise(sigma=0.1)"), (ODD, None), (LEAKS, None)])
+def test_a_failed_search_is_no_doubt_where_one_who_knows_more_was_held_off(naive: dict, defense: str | None) -> None:
+    rows = judged(dict(zip(DEFENSES, (LEAKS, naive, naive, naive), strict=True)),
+                  dict(zip(DEFENSES, (LEAKS, HELD, LEAKS, LOST), strict=True)))
+    assert advice(rows).defense == defense
+
+
 def test_the_sentence_says_the_cost_and_what_held_is_not() -> None:
     rows = judged(dict(zip(DEFENSES, (LEAKS, HELD, HELD, LEAKS), strict=True)))
     found = costs(rows, none=worth(0.9), weak=worth(0.82), strong=worth(0.85))
@@ -105,6 +112,7 @@ def test_two_classes_are_judged_by_matthews() -> None:
 
 
 def test_the_verdict_of_a_setting_is_its_worst() -> None:
-    rows = judged({"sign": HELD}, {"sign": LOST})
-    (one,) = weighed(rows, {})
+    (one,) = weighed(judged({"sign": HELD}, {"sign": LOST}), {})
     assert one.verdict is Verdict.INCONCLUSIVE
+    (one,) = weighed(judged({"sign": LOST}, {"sign": HELD}), {})
+    assert one.verdict is Verdict.HELD

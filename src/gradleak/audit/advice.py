@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from gradleak.audit.plan import Cell
 from gradleak.audit.utility import Interval, Utility
 from gradleak.audit.verdict import Row, Verdict, lead, settings, together, worst
 from gradleak.metrics.summary import Summary
+from gradleak.threats import threat
 from gradleak.types import Metric
 
 Costs = Mapping[tuple[str, str], Utility]
@@ -18,7 +20,10 @@ HELD_IS_NOT = ("HELD is evidence, not proof: these attacks, with this knowledge,
 
 @dataclass(frozen=True)
 class Setting:
-    """One defense on one task, over every attacker and batch size of the audit."""
+    """One defense on one task, over every attacker and batch size of the audit.
+
+    It HELD only if it did against each attacker, or against one who knows more where the search of one failed.
+    """
 
     task: str
     client: str
@@ -54,9 +59,20 @@ def _setting(place: tuple[str, str, str], group: Sequence[Row], cost: Utility | 
     if scored and metric:
         most = (max if metric.better == "higher" else min)(scored, key=lambda s: s.mean)
     changes = [r.distortion for r in group if r.distortion is not None]
-    verdict = worst(together(r.verdict for r in target) for target in settings(group).values())
+    verdict = worst(_that_count([(t[0], together(r.verdict for r in t)) for t in settings(group).values()]))
     return Setting(*place, verdict, metric, most, sum(changes) / len(changes) if changes else 0.0,
                    next((r.epsilon for r in group if r.epsilon is not None), None), cost)
+
+
+def _that_count(targets: Sequence[tuple[Row, Verdict]]) -> list[Verdict]:
+    """An attacker whose search failed leaves no doubt where one who knows all that it does, and more, was held off."""
+    held = [row.cell for row, verdict in targets if verdict is Verdict.HELD]
+    return [verdict for row, verdict in targets if verdict is not Verdict.INCONCLUSIVE
+            or not any(_knows_more(other, row.cell) for other in held)]
+
+
+def _knows_more(one: Cell, other: Cell) -> bool:
+    return one.batch == other.batch and threat(one.threat).knows > threat(other.threat).knows
 
 
 def _on_front(one: Setting, every: Sequence[Setting]) -> bool:
@@ -85,7 +101,7 @@ class Advice:
 
 
 def advise(found: Sequence[Setting]) -> list[Advice]:
-    """One a task and client. Only a setting that HELD against every attacker is ever recommended."""
+    """One a task and client. Only a setting that HELD is ever recommended."""
     groups: dict[tuple[str, str], list[Setting]] = {}
     for one in found:
         groups.setdefault((one.task, one.client), []).append(one)
@@ -101,8 +117,8 @@ def _advice(group: Sequence[Setting]) -> Advice:
     if best.defense == "none":
         return Advice(best.task, "none", "Without a defense nothing was read here, so that none is recommended on this "
                                          f"evidence. {HELD_IS_NOT}.")
-    said = (f"Recommended: {best.defense}, the weakest setting that held against every attacker here; "
-            f"{_cost(best, bare)}. {HELD_IS_NOT}.")
+    said = (f"Recommended: {best.defense}, the weakest setting that held here, against every attacker or one who knows "
+            f"more; {_cost(best, bare)}. {HELD_IS_NOT}.")
     if best.epsilon is not None and isfinite(best.epsilon):
         said += f" Its differential privacy, epsilon {best.epsilon:.3g}, holds whatever the attack."
     return Advice(best.task, best.defense, said)
@@ -112,8 +128,8 @@ def _nothing(group: Sequence[Setting]) -> str:
     counts = {verdict: sum(one.verdict is verdict for one in group) for verdict in Verdict}
     said = [f"{n} {'leak' if n > 1 else 'leaks'}" if v is Verdict.LEAKS else f"{n} stayed {v.lower()}"
             for v, n in counts.items() if n]
-    return (f"No setting can be recommended: of {len(group)}, {', '.join(said)}, and only what held against every "
-            "attacker is. Try stronger settings; give inconclusive ones a larger budget.")
+    return (f"No setting can be recommended: of {len(group)}, {', '.join(said)}, and only what held is. "
+            "Try stronger settings; give inconclusive ones a larger budget.")
 
 
 def _cost(best: Setting, bare: Setting | None) -> str:
