@@ -11,6 +11,9 @@ from gradleak.metrics.summary import Summary
 from gradleak.threats import threat
 from gradleak.types import Metric
 
+GUESSING = 0.05
+"""Matthews's correlation of a model that has learnt next to nothing."""
+
 Costs = Mapping[tuple[str, str], Utility]
 """By task and defense."""
 
@@ -139,7 +142,7 @@ def _cost(best: Setting, bare: Setting | None) -> str:
     said = f"{name} {worth.mean:.3f} [{worth.low:.3f}, {worth.high:.3f}]"
     if bare is not None and bare.worth is not None:
         said += f" beside {bare.worth.mean:.3f} without a defense, {_points(bare.worth.mean - worth.mean)}"
-    if best.utility.mcc.low <= 0:
+    if best.utility.mcc.low <= GUESSING:
         said += "; the model is then hardly better than guessing, so that the cost may be all of it"
     return f"it costs: {said}"
 

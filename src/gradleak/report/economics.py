@@ -18,6 +18,9 @@ from gradleak.report import plots
 from gradleak.report.measures import measure
 from gradleak.report.terminal import STYLE, epsilon
 
+FAITHFUL = 40.0
+"""Decibels beyond which no eye sees a difference."""
+
 
 @dataclass(frozen=True)
 class Economics:
@@ -29,6 +32,13 @@ class Economics:
     @property
     def costed(self) -> bool:
         return any(one.utility for one in self.settings)
+
+    @property
+    def capped(self) -> str:
+        """What the plots end at, if anything is beyond it."""
+        beyond = any(one.leakage and one.metric and one.metric.name == "psnr" and one.leakage.mean > FAITHFUL
+                     for one in self.settings)
+        return f"{FAITHFUL:g} dB" if beyond else ""
 
 
 def economics(run: Run, rows: Sequence[Row]) -> Economics:
@@ -55,12 +65,23 @@ def frontiers(found: Economics) -> Iterator[tuple[str, Markup]]:
             continue
         first = own[0][1]
         assert first.utility and first.metric
-        offers = [plots.Offer(n, one.worth, (one.leakage.mean, one.leakage.low, one.leakage.high),
-                              one.verdict is Verdict.HELD, one.front) for n, one in own if one.worth and one.leakage]
+        offers = [plots.Offer(n, one.worth, _drawn(one), one.verdict is Verdict.HELD, one.front)
+                  for n, one in own if one.worth]
         level = None if first.metric.leak_at is None else plots.Level(first.metric.leak_at, "leaks from here")
         axis = measure(first.metric.name).axis
         yield task, plots.frontier(offers, f"{first.utility.lead} after training", axis, level,
                                    f"Leakage against utility: {task}")
+
+
+def _drawn(one: Setting) -> tuple[float, float, float]:
+    """Leakage as it is drawn: an exact reading's 100 dB would leave no room for the rest."""
+    if one.leakage is None:
+        return 0.0, 0.0, 0.0
+    found = one.leakage.mean, one.leakage.low, one.leakage.high
+    if one.metric is None or one.metric.name != "psnr":
+        return found
+    mean, low, high = (min(value, FAITHFUL) for value in found)
+    return mean, low, high
 
 
 def cost_table(found: Economics) -> Table:

@@ -16,7 +16,7 @@ from gradleak.audit.store import CellDir, Run, read_json, to_toml, write_whole
 from gradleak.audit.verdict import MEANING, Row, Verdict, exit_code, settings, together
 from gradleak.errors import GradleakError
 from gradleak.report import interactive, plots
-from gradleak.report.economics import economics, frontiers, leakage, said
+from gradleak.report.economics import economics, frontiers, leakage
 from gradleak.report.measures import attacks_together, by_lead, columns, leading, measure, of_text
 from gradleak.report.members import Share, members
 from gradleak.report.rows import rows
@@ -137,7 +137,7 @@ def page(run: Run, show_truth: bool = False) -> str:
         css=Markup((here / "page.css").read_text("utf-8")), script=Markup(code), policy=interactive.policy(code),
         choices=interactive.choices(judged), facets=interactive.facets,
         audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
-        economics=(bought := economics(run, judged)), frontiers=list(frontiers(bought)), interval=said, leaked=leakage,
+        economics=(bought := economics(run, judged)), frontiers=list(frontiers(bought)), leaked=leakage,
         strengths=list(strengths(judged)), stages=list(over_training(judged)),
         ledger=ledger(judged), show_truth=show_truth, footnotes=Footnotes(),
         overall=attacks_together(judged), columns=columns(judged),
