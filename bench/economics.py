@@ -241,6 +241,7 @@ def main() -> None:
     elif given.what in CORPORA:
         folder = out.with_name(f"{out.name}-data")
         audited(text_audit(given.what, given.data, folder, given.rounds, given.words, given.sentences), out, "rougeL")
+        print(PAPER)
     else:
         audited(dlg_audit(given.cifar, given.rounds), out, "mse")
     console = Console(stderr=True)
