@@ -64,7 +64,8 @@ def test_a_dash_joins_names_and_is_no_difference() -> None:
 def test_every_member_can_be_built_and_needs_public_data_at_most(profile: str) -> None:
     made = registry.build("suite", parse(f"standard-v1({profile})"))
     for member in (*made.images, *made.words):
-        assert registry.build("attack", parse(member.attack)).needs <= PROTOCOL | {Know.PUBLIC_DATA}
+        needs = registry.build("attack", parse(member.attack)).needs
+        assert needs <= PROTOCOL | {Know.PUBLIC_DATA, Know.TOKEN_FREQUENCIES}
         names = {m.name for m in made.members(member in made.words)}
         assert set(member.over) <= names
     assert made.evaluations > 1 and unmet(cell()) == []
@@ -132,6 +133,10 @@ def test_every_attack_has_its_share_of_the_time() -> None:
     assert several._own(one, parts[0], [], parts).budget == pytest.approx(10)
     assert several._own(one, parts[1], spent[:1], parts).budget == pytest.approx(59 * 2 / 5)
     assert several._own(one, parts[2], spent, parts).budget == pytest.approx(30)
+    idle = several.timed(one, [*parts, Member("ridge_inverter", 50.0)])  # nobody grants what it needs
+    assert [m.share for m in idle] == [1.0, 2.0, 3.0, 0.0]
+    assert several._own(one, parts[0], [], idle).budget == pytest.approx(10)
+    assert several._own(one, idle[3], [*spent, {"seconds": 1.0}], idle).budget >= 0
 
 
 def answered(score: float, **changes) -> dict:

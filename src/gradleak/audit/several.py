@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.audit import checks
-from gradleak.audit.plan import Cell
+from gradleak.audit.plan import Cell, unmet
 from gradleak.audit.store import CellDir
 from gradleak.audit.suite import Member, Suite
 from gradleak.audit.verdict import lead
@@ -25,7 +25,7 @@ def run_trial(
     cell: Cell, suite: Suite, trial: int, folder: CellDir, progress: Callable[[float], None], answer: Answer,
 ) -> None:
     """Every member in turn, until all samples are read; what is finished is never run again."""
-    members = suite.members(cell.world().vocabulary is not None)
+    members = timed(cell, suite.members(cell.world().vocabulary is not None))
     found: list[Record] = []
     for number, member in enumerate(members):
         own, beside = _own(cell, member, found, members), _folder(folder, number, member)
@@ -57,13 +57,18 @@ def _folder(folder: CellDir, number: int, member: Member) -> CellDir:
     return CellDir(folder.path / "members" / f"{number}-{member.name}")
 
 
+def timed(cell: Cell, members: Sequence[Member]) -> list[Member]:
+    """The members with their shares of the time: none for one that lacks what it needs to know."""
+    return [replace(m, share=0.0) if unmet(replace(cell, attack=m.attack)) else m for m in members]
+
+
 def _own(cell: Cell, member: Member, before: Sequence[Record], members: Sequence[Member]) -> Cell:
     """A member's own cell: its share of what the others left, and never less than its share of the whole."""
     whole = cell.budget / cell.trials
-    later = sum(m.share for m in members[len(before):])
+    later = sum(m.share for m in members[len(before):]) or 1.0
     left = (whole - sum(r["seconds"] for r in before)) * member.share / later
-    fair = whole * member.share / sum(m.share for m in members)
-    return replace(cell, attack=member.attack, budget=max(left, fair) * cell.trials)
+    fair = whole * member.share / (sum(m.share for m in members) or 1.0)
+    return replace(cell, attack=member.attack, budget=max(left, fair, 0.0) * cell.trials)
 
 
 def _all_read(found: Sequence[Record]) -> bool:

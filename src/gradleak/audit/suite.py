@@ -42,8 +42,9 @@ class Suite:
 STANDARD_V1 = {
     "full": Suite(
         images=(Member("linear", 0.1), Member("recursive", 0.2), Member("subspace", 0.2), Member("ridge_inverter", 0.5),
-                Member("dlg"), Member("ig"), Member("hf_gradinv"), Member("gi_gip")),
-        words=(Member("subspace"), Member("tag"), Member("lamp", 3.0, over=("tag",)), Member("grab", 3.0)),
+                Member("dlg"), Member("ig"), Member("hf_gradinv"), Member("gi_gip"), Member("lti", 2.0)),
+        words=(Member("subspace"), Member("tag"), Member("lamp", 3.0, over=("tag",)), Member("grab", 3.0),
+               Member("lti", 2.0), Member("lti_p", 2.0)),
     ),
     "quick": Suite(
         images=(Member("linear", 0.1), Member("recursive", 0.2), Member("subspace", 0.2), Member("ridge_inverter", 0.5),
@@ -57,8 +58,8 @@ STANDARD_V1 = {
 def standard_v1(profile: Literal["full", "quick"] = "full") -> Suite:
     """The standard suite: exact attacks first, then searches, each later one only while a sample is still unread.
 
-    What learns from public data takes part where the threat grants them. Per sample the most any of them read is
-    reported, beside what the attacker, who sees only the residual, would pick. `quick` searches for a fraction of the
-    time: for a gate in CI.
+    What learns from public data, or from how often words occur, takes part where a threat grants it. Per sample the
+    most any of them read is reported, beside what the attacker, who sees only the residual, would pick. `quick`
+    searches for a fraction of the time: for a gate in CI.
     """
     return STANDARD_V1[profile]
