@@ -48,7 +48,7 @@ STANDARD_V1 = {
     ),
     "quick": Suite(
         images=(Member("linear", 0.1), Member("recursive", 0.2), Member("subspace", 0.2), Member("ridge_inverter", 0.5),
-                Member("dlg(steps=200, restarts=1)"), Member("ig(steps=300, restarts=1)")),
+                Member("dlg(steps=200, restarts=1)"), Member("ig(steps=1000, restarts=1)")),
         words=(Member("subspace"), Member("tag(steps=100)"), Member("lamp(steps=100)", 3.0, over=("tag",))),
     ),
 }
