@@ -46,7 +46,7 @@ MINILM = "text(model=minilm, data=sentences)"
 NOISY = "noise(relative=1)"
 SIGMAS = (0.001, 0.003, 0.01)
 KEEPS = (0.1, 0.01)
-MULTIPLIERS = (0.003, 0.01, 0.03)
+MULTIPLIERS = (0.003, 0.01, 0.03, 0.3)
 PAPER = """LAMP on BERT-base: MCC 0.557 without a defense, 0.551, 0.464, 0.364 with noise 0.001, 0.005, 0.01, 0.534 with
 90 % zeroed at random. GRAB's Table 6:
 MCC 0.74, 0.60, 0.51, 0.25 and epsilon 1.1e10, 4.4e8, 1.1e8, 2.4e6 at noise 0.001,
