@@ -209,6 +209,21 @@ def test_a_beam_heeds_a_list_of_words_a_place(scene) -> None:
     assert torch.equal(state["told.ids"], rows)
 
 
+def test_a_beam_tries_common_words_at_the_end_and_where_a_word_stands_twice(scene) -> None:
+    played = scene(client="one_step(mode=eval)")
+    run, rows = matching(played, Embeddings()), played.secret.readings
+    inside = run.words.inside[0].nonzero().flatten().tolist()
+    wrong = rows.clone()
+    wrong[0, inside[-1]] = rows[0, inside[0]]
+    words = run.words.vocabulary
+    common = (words.piece(int(rows[0, inside[-1]])), "no token")
+    assert run.words.nearest.spelt(common).tolist() == [int(rows[0, inside[-1]])]
+    state = run.tell(run.begin(None), wrong, played.secret.labels)
+    for tried, found in ((common, True), ((), False)):
+        better = Beam(own=1, steep=0, moves=0, common=tried).improve(run, state, Rng(0))
+        assert torch.equal(better["told.ids"], rows) == found
+
+
 def test_a_beam_screens_and_judges_the_best_again(scene) -> None:
     played = scene(client="one_step(mode=eval)")
     run = matching(played, Embeddings(), screen=objectives.norms)

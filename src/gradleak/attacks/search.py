@@ -183,7 +183,9 @@ class Beam:
 
     Tried are `own` of the sentence's words (all, with 0) and `steep` of the whole vocabulary, those that the slope
     favours, or of `given`, a list of tokens a place; and `moves` other places. Where lengths are not known, a word may
-    go or come. `solutions` sentences begin: the answer so far, and random orders of it.
+    go or come. `solutions` sentences begin: the answer so far, and random orders of it. To what says little, such as a
+    full stop, no slope points: `common` words are tried at the end, and wherever a word stands that stands elsewhere
+    too.
     """
 
     width: int = 2
@@ -192,13 +194,14 @@ class Beam:
     own: int = 4
     steep: int = 3
     moves: int = 4
+    common: tuple[str, ...] = (".", ",", "?", "the", "a", "to", "of", "and", "that", "is")
     given: tuple[tuple[int, ...], ...] = ()
 
     def improve(self, run: Run, state: State, rng: Rng) -> State:
         """One sweep."""
         ids, y = state["told.ids"].clone(), state["told.y"]
         beside = state.get("told.beside")
-        near = run.words.nearest(run.unpack(state["z"])[0])
+        near, common = run.words.nearest(run.unpack(state["z"])[0]), run.words.nearest.spelt(self.common)
         if not run.told_labels:
             y = self._relabelled(run, ids, y, beside)
         for which in range(len(ids)):
@@ -210,7 +213,10 @@ class Beam:
             def judge(rows: Rows, which: int = which, extra: Extra = extra, beside: Tensor | None = beside) -> Tensor:
                 return self._judged(run, ids, y, extra, beside, which, rows)
 
-            row, order = self._searched(run, ids[which], self._tried(run, slope[which], pool), judge, rng / which)
+            tried = self._tried(run, slope[which], pool)
+            for place in _doubtful(run, ids[which]) if not self.given else ():
+                tried[place] = torch.unique(torch.cat([tried[place], common]))
+            row, order = self._searched(run, ids[which], tried, judge, rng / which)
             ids[which] = row
             if beside is not None and run.words.masks is not None:
                 beside = run.words.masks.reordered(beside, which, order)
@@ -312,6 +318,13 @@ class Beam:
         x = run.words.embed(ids)
         scores = run.scoring(x.expand(many, *x.shape), labels, {k: v.expand(many, *v.shape) for k, v in extra.items()})
         return labels[int(torch.nan_to_num(scores, nan=torch.inf).argmin())]
+
+
+def _doubtful(run: Run, row: Tensor) -> list[int]:
+    """The last place inside the frame, and those whose word stands elsewhere too."""
+    inside = [place for place, inner in enumerate(run.words.vocabulary.inner(row)) if inner]
+    words = row[inside].tolist()
+    return [place for place, word in zip(inside, words, strict=True) if words.count(word) > 1 or place == inside[-1]]
 
 
 def _extra(run: Run, ids: Tensor, beside: Tensor | None) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Text as the search sees it: a word embedding for every place inside a sentence's frame."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,9 +67,18 @@ class Nearest:
         self.shrink = 1 / torch.linalg.vector_norm(self.table, dim=1).clamp_min(1e-12)
         self.never = ~allowed[self.tokens]
         self.allowed = int(allowed.sum())
+        self.piece, self._spelt = vocabulary.piece, dict[tuple[str, ...], Tensor]()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.several(x, 1)[..., 0]
+
+    def spelt(self, words: Sequence[str]) -> Tensor:
+        """Of some words those that are tokens which may be said; a mark before a word, for a space, does not count."""
+        if tuple(words) not in self._spelt:
+            wanted, kept = set(words), self.tokens[~self.never].tolist()
+            found = [token for token in kept if self.piece(token).lstrip("\u0120\u2581") in wanted]
+            self._spelt[tuple(words)] = torch.tensor(found, dtype=torch.long)
+        return self._spelt[tuple(words)]
 
     def several(self, x: Tensor, many: int) -> Tensor:
         """The nearest words, one more axis of them."""

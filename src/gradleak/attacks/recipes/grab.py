@@ -52,7 +52,7 @@ def grab(
         plan = replace(plan, optimiser=Adam(decay=0.01))
     if large:
         plan = replace(plan, rate=schedules.linear(step), direction=directions.clipped(0.5))
-    beam = Beam(4, 5, 4, own=0, steep=0, moves=0) if published else Beam()
+    beam = Beam(4, 5, 4, own=0, steep=0, moves=0, common=()) if published else Beam()
     beam = replace(beam, width=width or beam.width, sweeps=beam.sweeps if sweeps is None else sweeps)
     return Alternate(plan, beam, (5 if published else 3) if rounds is None else rounds,
                      None if published else plan.steps // 2)
