@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 TEST_STAMP := .venv/.installed-test
 
-.PHONY: setup setup-test demo test lint bench clean
+.PHONY: setup setup-test demo test lint bench package clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,13 @@ test: lint
 
 bench: setup-test
 	for name in step labels defended ig dlg; do $(BIN)/python bench/$$name.py || exit 1; done
+
+# A wheel and an sdist, installed in a clean environment, where the command must answer.
+package:
+	rm -rf dist && $(PYTHON) -m venv dist/build && dist/build/bin/pip install --quiet build
+	dist/build/bin/python -m build --quiet --outdir dist .
+	$(PYTHON) -m venv dist/clean && dist/clean/bin/pip install --quiet -c constraints.txt dist/gradleak-*.whl
+	cd dist && clean/bin/gradleak --version && clean/bin/gradleak plan
 
 clean:
 	rm -rf .venv runs
