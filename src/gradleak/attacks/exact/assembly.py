@@ -2,6 +2,7 @@
 everything it sends to the deeper layers lies in their spans."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -117,8 +118,10 @@ class _Board:
         self.door, self.known, self.tokens, self.rng = door, known, tokens, rng
         self.deep = left.deep
         self.outside = {"middle": _thinned(left.middle.rest, rng), "deep": _thinned(left.deep.rest, rng)}
-        self.weight = {pair: (float(a), float(b)) for pair, a, b
-                       in zip(known.pairs, known.of_token, known.of_place, strict=True)}
+        # A pair that was out when weights were worked out may be in again, just so: it has none.
+        self.weight = defaultdict(lambda: (0.0, 0.0), {
+            pair: (float(a), float(b)) for pair, a, b
+            in zip(known.pairs, known.of_token, known.of_place, strict=True)})
         self.pairs, self.bonds = bonds
         self.number = {pair: number for number, pair in enumerate(self.pairs)}
 
