@@ -5,8 +5,10 @@ import torch
 
 from gradleak import registry
 from gradleak.attacks.exact import causal, peeling
+from gradleak.attacks.exact.assembly import Assembly
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.labelling import paired
+from gradleak.attacks.exact.left import Left
 from gradleak.attacks.exact.members import members
 from gradleak.attacks.exact.span import ROUNDING, span, stacked
 from gradleak.calculus import layout, peek, precise
@@ -114,6 +116,16 @@ def test_what_was_taken_away_is_not_there_any_more(scene) -> None:
     sentence = sorted(truths(played.secret))[0]
     assert left.prove(sentence) is not None
     assert left.prove(sentence) is None
+
+
+def test_a_token_that_is_inside_again_does_not_stop_the_search(scene) -> None:
+    door = entrance(scene(count=3).seen)
+    left, assembly = Left(door, 3), Assembly(door, Rng(1))
+    tokens = left.members(members(door))
+    assembly.next(left, tokens)
+    absent = int(next(token for token in door.vocabulary.usable.nonzero().flatten() if int(token) not in tokens[1]))
+    board = assembly.board.narrowed(left, [here + [absent] * (place == 1) for place, here in enumerate(tokens)])
+    assert all(len(sentence) > 1 for sentence, _ in board.tried(0))
 
 
 def test_an_absent_sentence_is_never_proven(scene) -> None:
