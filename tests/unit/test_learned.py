@@ -119,6 +119,17 @@ def test_penalties_grow_where_they_are_too_weak() -> None:
         float((found - centred[200:]).square().mean()), rel=1e-3)
 
 
+def test_rounding_does_not_stop_a_solution() -> None:
+    """Features on very different scales, many of them the same: in float32 their products are not positive."""
+    rows = Rng(0).normal((200, 3), torch.zeros(())) * torch.tensor([3e5, 1e4, 1.0])
+    features = rows.repeat(1, 100)
+    line = solved(iter([(features, rows[:, :1] / 3e5)]), 200, torch.zeros(300), torch.zeros(1))
+    found = line.mean + (features - line.centre) @ line.weights
+    assert float((found - rows[:, :1] / 3e5).abs().max()) < 0.1
+    with pytest.raises(ArithmeticError, match="NaN"):
+        solved(iter([(features * torch.nan, rows)]), 200, torch.zeros(300), torch.zeros(3))
+
+
 def test_noise_is_heard_and_costs() -> None:
     features, target, slices = _regression()
     loud = features + Rng(9).normal(features.shape, features)

@@ -184,9 +184,19 @@ def solved(rows: Rows, total: int, centre: Tensor, mean: Tensor) -> Line:
 
 
 def _over(square: Tensor, right: Tensor) -> Tensor:
-    """(square + 1)^-1 right; the matrix is used up."""
+    """(square + 1)^-1 right; the matrix is used up.
+
+    Sums in float32 are off by a share of the largest entries. Where that makes the matrix indefinite, the solution is
+    sought in float64, with no more added to the diagonal than such rounding, times ten until it is enough.
+    """
     square.diagonal().add_(1.0)
     root, failed = torch.linalg.cholesky_ex(square)
-    if int(failed):  # too ill-conditioned for float32
-        root = torch.linalg.cholesky(square.double())
+    extra = float(square.diagonal().max()) * torch.finfo(square.dtype).eps
+    while int(failed):
+        if not math.isfinite(extra):
+            raise ArithmeticError("the rehearsed updates hold NaN or infinite values: nothing can be learned from them")
+        wide = square.double()
+        wide.diagonal().add_(extra)
+        root, failed = torch.linalg.cholesky_ex(wide)
+        extra *= 10
     return torch.cholesky_solve(right.to(root), root).to(right)
