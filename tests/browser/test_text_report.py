@@ -207,7 +207,7 @@ def test_the_terminal_says_exact_and_rouge(run: Run) -> None:
 
 def test_attacks_together_are_said_in_the_leading_metric(tmp_path: Path) -> None:
     run = written(tmp_path / "run", attacks=("dlg", "ig"))
-    assert "2 attacks: worst case ROUGE-L 0." in printed(run)
+    assert "of 2 attacks the best reads ROUGE-L 0." in printed(run)
     assert "Mean ROUGE-L of the best reading" in plain(write(run).read_text(encoding="utf-8"))
 
 

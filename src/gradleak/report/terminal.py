@@ -80,10 +80,10 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
     for verdict in dict.fromkeys(r.verdict for r in rows):
         console.print(f"[{STYLE[verdict]}]{verdict}[/]: {MEANING[verdict]}")
     for figure, o in attacks_together(rows):
-        cell = o.target.cell
-        console.print(f"{escape(cell.defense)}, {cell.threat}, batch {cell.batch}, {o.attacks} attacks: worst case "
-                      f"{figure.said(o.worst.mean)}, what the attacker would pick {figure.said(o.picked.mean)}",
-                      highlight=False)
+        cell, worst, picked = o.target.cell, figure.said(o.worst.mean), figure.said(o.picked.mean)
+        if worst != picked:
+            console.print(f"{escape(cell.defense)}, {cell.threat}, batch {cell.batch}: of {o.attacks} attacks the best "
+                          f"reads {worst}, the one that the attacker would pick {picked}", highlight=False)
     for reason in dict.fromkeys(reason for r in rows for reason in r.reasons):
         count = sum(reason in r.reasons for r in rows)
         console.print(f"- {escape(reason)} [dim]({count} row{'s' if count > 1 else ''})[/]", highlight=False)
