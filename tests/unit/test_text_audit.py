@@ -171,10 +171,3 @@ def test_every_problem_of_a_plan_is_named_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         from_table({"task": "text(model=nothing)", "defenses": ["none", "prun"], "attacks": ["linear"]})
     assert "nothing" in str(caught.value) and "prun" in str(caught.value)
-
-
-def test_updates_of_text_are_not_read_from_files_yet(tmp_path: Path) -> None:
-    from gradleak.capture.files import observe
-
-    with pytest.raises(UsageError, match="cannot be read from files yet"):
-        observe(tmp_path / "u", "minilm", None, "3,8,8", 2, 1, "one_step", "none", 0)

@@ -8,7 +8,8 @@ from typing import Any, cast
 from gradleak.audit.plan import Audit
 from gradleak.errors import UsageError
 
-HUGE = 1e15
+HUGE, MANY = 1e300, 1e15
+"""No figure is larger, and no count. (Noise on an update that is nearly zero changes it by very large factors.)"""
 
 WORDS = ("granted", "unused", "uses", "warnings", "cautions")
 NUMBERS = ("ids", "match")
@@ -20,7 +21,7 @@ def _number(value: object) -> bool:
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < HUGE
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MANY
 
 
 def _list(value: object, kind: Any) -> bool:

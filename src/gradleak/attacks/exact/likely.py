@@ -181,9 +181,9 @@ class Search:
         if place not in self._lists:
             weights = self.heard.weights(rank).float()
             scores = self._along(place).square() @ weights / self.door.atoms.squares(place)[:, None]
-            scores[~self.door.vocabulary.usable] = -torch.inf
-            tokens = scores.topk(min(LISTED, len(scores)), dim=0).indices.flatten()
-            tokens = torch.unique(tokens)
+            usable = self.door.vocabulary.usable
+            scores[~usable] = -torch.inf
+            tokens = torch.unique(scores.topk(min(LISTED, int(usable.sum())), dim=0).indices)
             self._lists[place] = tokens, self.door.atoms.vectors(tokens, torch.full_like(tokens, place))
         return self._lists[place]
 
