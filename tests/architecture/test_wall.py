@@ -78,11 +78,20 @@ def test_the_attackers_stream_does_not_lead_to_the_clients(monkeypatch, tmp_path
     assert handed and all(rng.seed != 11 and rng.path == () for rng in handed)
 
 
-@pytest.mark.parametrize("attack", ["dlg(steps=3, restarts=2)", "ig(steps=3, restarts=1)"])
+LEARNING = "ridge_inverter(features=200)"
+PUBLIC = "image(model=lenet, data=photos(size=16, count=40), public=20)"
+
+
+@pytest.mark.parametrize("attack", ["dlg(steps=3, restarts=2)", "ig(steps=3, restarts=1)", "hf_gradinv(steps=3)",
+                                    LEARNING])
 @pytest.mark.parametrize("defense", ["none", "sign", "prune(keep=0.2)"])
-def test_guesses_do_not_depend_on_the_secret_after_observation(play, attack: str, defense: str) -> None:
+def test_guesses_do_not_depend_on_the_secret_after_observation(
+    play, attack: str, defense: str, monkeypatch, tmp_path,
+) -> None:
     def answer(spoil: bool) -> torch.Tensor:
-        scene = play(defense, count=2)
+        monkeypatch.setenv("GRADLEAK_CACHE", str(tmp_path / str(spoil)))  # a kept fit would hide what it was made of
+        scene = play(defense, "informed+public_data", count=2, task=PUBLIC) if attack == LEARNING else play(
+            defense, count=2)
         secret, images = scene.secret, scene.world.take.images
         kept = images.x.clone(), images.y.clone()
         if spoil:
@@ -96,7 +105,8 @@ def test_guesses_do_not_depend_on_the_secret_after_observation(play, attack: str
     assert torch.equal(answer(False), answer(True))
 
 
-@pytest.mark.parametrize("attack", ["lamp(steps=3)", "tag(steps=3)", "dlg(steps=3)"])
+@pytest.mark.parametrize("attack", ["lamp(steps=3)", "tag(steps=3)", "dlg(steps=3)", "subspace",
+                                    "grab(steps=2, rounds=1, sweeps=1)"])
 @pytest.mark.parametrize("defense", ["none", "prune(keep=0.2)"])
 def test_guesses_of_words_do_not_depend_on_the_secret_either(play, text_task, attack: str, defense: str) -> None:
     def answer(spoil: bool) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import MANY, Company, Judge
-from gradleak.attacks.exact.likely import CHANCE, Search, hearings
+from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, Seating
 from gradleak.rng import Rng
@@ -235,31 +235,24 @@ def _reworded(
     inside = range(len(words.opening), len(sentence) - len(words.closing))
     singles = {(place, token): None for place in inside for token in _steepest(slope[place], pool)
                if token != sentence[place]}
-    rivals = [_with(sentence, [change]) for change in singles]
+    rivals = [changed(sentence, [change]) for change in singles]
     orders = _orders(sentence, inside, rng)
     scores = judge.instead(company, which, rivals + orders)
-    best: dict[int, tuple[float, tuple[int, int]]] = {}
+    best: dict[int, tuple[float, Change]] = {}
     for score, change in zip(scores, singles, strict=False):
         if score > now and score > best.get(change[0], (now, change))[0]:
             best[change[0]] = score, change
     ranked = [change for _, change in sorted(best.values(), reverse=True)]
-    several = [_with(sentence, ranked[: n + 1]) for n in range(1, len(ranked))]
+    several = [changed(sentence, ranked[: n + 1]) for n in range(1, len(ranked))]
     tried = [*zip(scores, rivals + orders, strict=True),
              *zip(judge.instead(company, which, several), several, strict=True)]
-    score, changed = max(tried, default=(now, sentence))
-    return (changed, score) if score > now + CHANCE else (sentence, now)
+    score, better = max(tried, default=(now, sentence))
+    return (better, score) if score > now + CHANCE else (sentence, now)
 
 
 def _steepest(slope: Tensor, pool: Tensor) -> list[int]:
     some = pool[slope[pool].argsort(descending=True)[:WORDS]].tolist()
     return [*some, *slope.topk(min(OTHERS, len(slope))).indices.tolist()]
-
-
-def _with(sentence: Sentence, changes: Sequence[tuple[int, int]]) -> Sentence:
-    tokens = list(sentence)
-    for place, token in changes:
-        tokens[place] = token
-    return tuple(tokens)
 
 
 def _orders(sentence: Sentence, inside: range, rng: Rng) -> list[Sentence]:

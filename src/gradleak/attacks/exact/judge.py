@@ -48,16 +48,12 @@ class Judge:
         self._scoring: Scoring | None = None
 
     def __call__(self, sentences: Sequence[Sentence], label: int | None) -> list[float]:
-        """Of sentences of one length."""
-        if not sentences:
-            return []
-        x, y, extra = self._laid(sentences, label)
-        scores = self._scored(x, y, extra)(x, y, extra)
-        return [-score for score in scores.tolist()]
+        """Of sentences, each alone."""
+        return self.companies([_alone(each, label) for each in sentences])
 
     def slope(self, sentence: Sentence, label: int | None) -> Tensor:
         """How much likelier, to first order, every token makes the update in every place (L x V)."""
-        return self._rise(*self._laid([sentence], label))[0]
+        return self.slopes(_alone(sentence, label))[0]
 
     def first(self, sentences: Sequence[Sentence]) -> tuple[int | None, list[float]]:
         """The label (none for a language model, which labels itself) and the sentences' scores under it."""
@@ -69,12 +65,6 @@ class Judge:
         tried = {label: [self([each], label)[0] for each in sentences] for label in labels}
         best = max(tried, key=lambda label: max(tried[label]))
         return best, tried[best]
-
-    def _laid(self, sentences: Sequence[Sentence], label: int | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Each sentence as a batch of its own, side by side."""
-        batch, rows = self.door.told(list(sentences), torch.full((len(sentences),), label or 0))
-        y = following(rows) if label is None else batch.y
-        return batch.x[:, None], y[:, None], {name: value[:, None] for name, value in batch.extra.items()}
 
     def _rise(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
         """How much likelier each token of the vocabulary would make one candidate (1 x n x L x d), to first order."""
@@ -130,6 +120,10 @@ class Judge:
             lanes = Lanes(self.door.seen.replay, torch.cat([x, x]), torch.cat([y, y]), twice, factor=True)
             self._scoring = Scoring(lanes, self.objective, self.reference)
         return self._scoring
+
+
+def _alone(sentence: Sentence, label: int | None) -> Company:
+    return Company((sentence,), None if label is None else (label,))
 
 
 def _first(extra: dict[str, Tensor]) -> dict[str, Tensor]:

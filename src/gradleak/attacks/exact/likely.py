@@ -210,22 +210,22 @@ def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None
     for _ in range(ROUNDS):
         arranging = search.arranging(len(sentence))
         changes = _rivals(arranging, judge, sentence, label)
-        scores = judge([_changed(sentence, [change]) for change in changes], label)
+        scores = judge([changed(sentence, [change]) for change in changes], label)
         best: dict[int, tuple[float, Change]] = {}
         for score, change in zip(scores, changes, strict=True):
             best[change[0]] = max(best.get(change[0], (score, change)), (score, change))
         margins = {place: now - score for place, (score, _) in sorted(best.items())}
         helping = [change for score, change in sorted(best.values(), reverse=True) if score > now + CHANCE]
-        together = [_changed(sentence, helping[: n + 1]) for n in range(len(helping))]
+        together = [changed(sentence, helping[: n + 1]) for n in range(len(helping))]
         others = [together, arranging.moves(sentence, ORDERS)]
         if search.told is None and not helping:
             others += [_fewer(search, sentence), _more(search, sentence)]
         tried = [(score, each) for group in others if group
                  for score, each in zip(judge(group, label), group, strict=True)]
-        score, changed = max(tried, default=(now, sentence))
+        score, better = max(tried, default=(now, sentence))
         if score <= now + CHANCE:
             break
-        sentence, now = changed, score
+        sentence, now = better, score
     return sentence, margins
 
 
@@ -243,7 +243,8 @@ def _rivals(arranging: Arranging, judge: Judge, sentence: Sentence, label: int |
     return list(found)
 
 
-def _changed(sentence: Sentence, changes: Sequence[Change]) -> Sentence:
+def changed(sentence: Sentence, changes: Sequence[Change]) -> Sentence:
+    """With other tokens in some places."""
     tokens = list(sentence)
     for place, token in changes:
         tokens[place] = token

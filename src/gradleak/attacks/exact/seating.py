@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradleak.attacks.exact.arrange import BETTER, Shortlist
+from gradleak.attacks.exact.arrange import BETTER, Shortlist, explained
 from gradleak.attacks.exact.dictionary import Dictionary
 
 ROUNDS = 8
@@ -26,7 +26,10 @@ class Seating:
         places = torch.arange(max(self.seats, default=0) + 1)
         tokens, at = pool.repeat(len(places)), places.repeat_interleave(len(pool))
         self.listed = Shortlist(tokens, at, atoms.vectors(tokens, at), energy)
-        self.frames = atoms.vectors(*torch.tensor(frames).mT)
+        words, places = torch.tensor(frames).mT
+        self.frames = atoms.vectors(words, places)
+        self.framed = Shortlist(torch.cat([words, tokens]), torch.cat([places, at]),
+                                torch.cat([self.frames, self.listed.vectors]), energy)
 
     def best(self) -> tuple[list[Key], float]:
         """Tokens with their places, and the energy explained: greedily, then improved while that helps."""
@@ -44,8 +47,7 @@ class Seating:
         return torch.cat([self.frames, self.listed.vectors[chosen]])
 
     def _energy(self, chosen: list[int]) -> float:
-        axes = torch.linalg.qr(self._vectors(chosen).mT).Q
-        return float((axes * (self.energy @ axes)).sum())
+        return explained(self.energy, self._vectors(chosen))
 
     def _greedy(self) -> list[int]:
         """Word after word, whichever adds the most, wherever a seat is free."""
@@ -86,12 +88,5 @@ class Seating:
 
     def _totals(self, tried: Tensor) -> Tensor:
         """The energy of each choice (n x seats)."""
-        rows, fixed = tried + len(self.frames), len(self.frames)
-        whole = torch.cat([torch.arange(fixed).repeat(len(rows), 1), rows], 1)
-        distinct, index = torch.unique(whole, return_inverse=True)
-        vectors = torch.cat([self.frames, self.listed.vectors])[distinct]
-        gram, seen = vectors @ vectors.mT, vectors @ self.energy @ vectors.mT
-        pairs = index[:, :, None], index[:, None, :]
-        ridge = RIDGE * gram.diagonal().mean() * torch.eye(whole.shape[1]).to(gram)
-        shares: Tensor = torch.linalg.solve(gram[pairs] + ridge, seen[pairs])
-        return shares.diagonal(dim1=1, dim2=2).sum(1)
+        frames = torch.arange(len(self.frames)).repeat(len(tried), 1)
+        return self.framed.total(torch.cat([frames, tried + len(self.frames)], 1), RIDGE)

@@ -1,6 +1,6 @@
 """Learn first, then read: the one loop of learned attacks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Protocol
@@ -77,7 +77,7 @@ class Learned:
         place = Place(digest(seen, self.needs, self.fits, fitting.about))
         finished = place.finished()
         if finished is None:
-            for state in _taught(fitting, place):
+            for state in taught(place, fitting.steps, fitting.begin, fitting.advance):
                 finished, step = fitting.finish(state), int(state["step"])
                 if step < fitting.steps:
                     yield replace(fitting.read(finished), step=step, steps=fitting.steps)
@@ -86,13 +86,15 @@ class Learned:
         yield replace(fitting.read(finished), step=fitting.steps, steps=fitting.steps)
 
 
-def _taught(fitting: Fitting, place: Place) -> Iterator[State]:
-    """The state from time to time, and at the end."""
-    rng, state = Rng(int(place.digest[:15], 16)), place.begun()
-    state = fitting.begin(rng / "begin") if state is None else state
+def taught(
+    place: Place, steps: int, begin: Callable[[Rng], State], advance: Callable[[State, Rng], State],
+) -> Iterator[State]:
+    """The state from time to time, and at the end; kept on the way, and gone on with where it was kept."""
+    rng, state = place.rng, place.begun()
+    state = begin(rng / "begin") if state is None else state
     said = saved = monotonic()
-    while int(state["step"]) < fitting.steps:
-        state = fitting.advance(state, rng / int(state["step"]))
+    while int(state["step"]) < steps:
+        state = advance(state, rng / int(state["step"]))
         now = monotonic()
         if now - saved > SAVE:
             place.interrupt(state)

@@ -5,7 +5,6 @@ import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from time import monotonic
 from typing import Any
 
 import torch
@@ -13,15 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradleak.attacks.learned.keep import Place
+from gradleak.attacks.learned.examples import public
+from gradleak.attacks.learned.fit import taught
+from gradleak.attacks.learned.keep import Place, State, as_bytes
 from gradleak.attacks.parts.optimisers import Adam, Value
 from gradleak.attacks.parts.schedules import cosine
 from gradleak.errors import Unsuited, UsageError
 from gradleak.rng import Rng
-from gradleak.types import Know, Observation, Public
-
-PULSE, SAVE = 2.0, 30.0
-"""Seconds between two signs of life, and between two times a fit under way is kept."""
+from gradleak.types import Know, Observation
 
 Shape = tuple[int, ...]
 
@@ -122,18 +120,12 @@ class Fit:
         place = self._place(seen)
         if self.path or place.finished() is not None:
             return
-        images, module = _public(seen), self._module(seen.shape, Rng(int(place.digest[:15], 16)))
+        images, module = _images(seen), self._module(seen.shape, place.rng)
         weights = dict(module.named_parameters())
-        state = place.begun() or {"step": torch.tensor(0), **_begin(weights)}
-        said = saved = monotonic()
-        while int(state["step"]) < self.steps:
-            state = self._advance(module, weights, dict(state), images, Rng(int(place.digest[:15], 16)))
-            if monotonic() - saved > SAVE:
-                place.interrupt(state)
-                saved = monotonic()
-            if monotonic() - said > PULSE:
-                yield int(state["step"]) / self.steps
-                said = monotonic()
+        state: State = {}
+        for state in taught(place, self.steps, lambda rng: _begin(weights),
+                            lambda now, rng: self._advance(module, weights, dict(now), images, rng)):
+            yield int(state["step"]) / self.steps
         place.keep({"z": state["z"]})
 
     def open(self, seen: Observation) -> Generator:
@@ -162,7 +154,7 @@ class Fit:
     def _place(self, seen: Observation) -> Place:
         found = hashlib.blake2b(repr((self, seen.shape)).encode(), digest_size=16)
         if not self.path:
-            found.update(_public(seen).cpu().contiguous().numpy().tobytes())
+            found.update(as_bytes(_images(seen)))
         return Place(found.hexdigest())
 
     def _advance(
@@ -170,7 +162,7 @@ class Fit:
     ) -> dict[str, Tensor]:
         step = int(state.pop("step"))
         z = state.pop("z")
-        chosen = torch.randint(len(images), (min(self.batch, len(images)),), generator=(rng / step).torch())
+        chosen = torch.randint(len(images), (min(self.batch, len(images)),), generator=rng.torch())
         x = images[chosen.to(images.device)]
 
         def evaluate(at: Tensor) -> Value:
@@ -183,9 +175,9 @@ class Fit:
         return {"step": torch.tensor(step + 1), "z": z, **inner}
 
 
-def _begin(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _begin(weights: Mapping[str, Tensor]) -> State:
     z = torch.cat([value.detach().flatten() for value in weights.values()])[None]
-    return {"z": z, **Adam().begin(z)}
+    return {"step": torch.tensor(0), "z": z, **Adam().begin(z)}
 
 
 def _parts(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -198,11 +190,11 @@ def _still(painter: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in painter.named_parameters()}
 
 
-def _public(seen: Observation) -> Tensor:
-    public = seen.facts[Know.PUBLIC_DATA]
-    if not isinstance(public, Public) or not public.readings.is_floating_point():
+def _images(seen: Observation) -> Tensor:
+    readings = public(seen).readings
+    if not readings.is_floating_point():
         raise Unsuited("this attack paints images, and the data are text; use a text attack, such as lamp")
-    return public.readings.to(next(iter(seen.params.values())))
+    return readings.to(next(iter(seen.params.values())))
 
 
 def _brought(path: str) -> Any:

@@ -46,20 +46,21 @@ def digest(seen: Observation, needs: frozenset[Know], *about: object) -> str:
 
 def _pieces(seen: Observation, needs: frozenset[Know]) -> Iterator[bytes]:
     for name, value in seen.params.items():
-        yield name.encode() + _bytes(value)
+        yield name.encode() + as_bytes(value)
     for know in sorted(needs, key=lambda k: k.value):
         fact = seen.facts[know]
         if isinstance(fact, Public):
-            yield _bytes(fact.readings) + (b"" if fact.labels is None else _bytes(fact.labels))
+            yield as_bytes(fact.readings) + (b"" if fact.labels is None else as_bytes(fact.labels))
         else:
-            yield _bytes(fact) if isinstance(fact, Tensor) else repr(fact).encode()
+            yield as_bytes(fact) if isinstance(fact, Tensor) else repr(fact).encode()
     count = seen.facts[Know.COUNT]
     assert isinstance(count, int)
     for value in seen.rehearse(probe(seen, count, Rng(0)), Rng(0)).values():
-        yield _bytes(value)
+        yield as_bytes(value)
 
 
-def _bytes(value: Tensor) -> bytes:
+def as_bytes(value: Tensor) -> bytes:
+    """What a digest is made of."""
     return value.detach().cpu().contiguous().numpy().tobytes()
 
 
@@ -69,6 +70,11 @@ class Place:
     cannot be read is fitted again."""
 
     digest: str
+
+    @property
+    def rng(self) -> Rng:
+        """A stream of the fit's own: the same question is learned the same way."""
+        return Rng(int(self.digest[:15], 16))
 
     def finished(self) -> State | None:
         return _read(folder() / f"{self.digest}.safetensors")
