@@ -183,8 +183,9 @@ def audits(what: str, given: argparse.Namespace, out: Path) -> Iterator[tuple[st
         for batch in question.batch:
             yield corpus, f"{what}-{corpus}-{batch}", Audit(
                 name=what, task=f"text(model={given.model}, data=lines({str(file)!r}))", client=question.client,
-                assume=question.assume, batch=(batch,), threats=question.threats, defenses=question.defenses,
-                attacks=attacks, metrics=METRICS, trials=max(1, given.sentences // parts // batch), budget=given.budget)
+                assume=question.assume, batch=(batch,), threats=tuple(given.threats or question.threats),
+                defenses=question.defenses, attacks=attacks, metrics=METRICS, budget=given.budget,
+                trials=max(1, given.sentences // parts // batch))
 
 
 def paper(what: str, corpus: str, cell: Cell) -> Three | None:
@@ -232,6 +233,7 @@ def main() -> None:
     options.add_argument("--part", default="1/1", help="1/2 and 2/2: halves of the sentences, to be run side by side")
     options.add_argument("--attacks", nargs="+", help="instead of the table's own")
     options.add_argument("--corpora", nargs="+", choices=list(CORPORA), help="instead of the table's own")
+    options.add_argument("--threats", nargs="+", help="instead of the table's own, such as informed+labels+lengths")
     options.add_argument("--model", default="minilm")
     options.add_argument("--steps", type=int, help="of every attack, instead of its own")
     options.add_argument("--workers", type=int, default=2)
