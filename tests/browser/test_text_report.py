@@ -219,6 +219,14 @@ def test_comparing_runs_uses_the_leading_metric(run: Run, tmp_path: Path) -> Non
     assert not compare.table(rows(run), rows(weaker))[1]
 
 
+def test_comparing_runs_says_epsilon_where_there_is_one(run: Run) -> None:
+    plain = rows(run)
+    private = [replace(plain[0], epsilon=8.0), *plain[1:]]
+    (column,) = [c for c in compare.table(plain, private)[0].columns if c.header == "epsilon"]
+    assert list(column.cells) == ["8", *["∞"] * (len(plain) - 1)]
+    assert not any(c.header == "epsilon" for c in compare.table(plain, plain)[0].columns)
+
+
 def test_without_rouge_another_metric_leads(run: Run) -> None:
     for _, folder in run.cells():
         (record,) = folder.trials()

@@ -1,5 +1,7 @@
 """Labels of batches: every rule on the same updates, and where a rule must say that it cannot."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from gradleak import registry
 from gradleak.attacks.parts.evolution import evolved, rescaled
 from gradleak.attacks.parts.inference import Evolved, Lowest, Minimum, ways
+from gradleak.attacks.parts.labels import Counted, _written, made_up
 from gradleak.errors import Unsuited, UsageError
 from gradleak.rng import Rng
 from gradleak.spec import parse
@@ -48,6 +51,30 @@ def test_repeated_labels_are_counted_by_evolution(play, count: int) -> None:
             total[way] += right(ways(way).read(scene.seen, Rng(0)).labels, scene.secret.labels)
     assert total["evolved"] / (4 * count) >= 0.9
     assert total["evolved"] > max(total["minimum"], total["lowest"])
+
+
+MANY = ("image(model=convnet, data=relabelled(photos(size=16, count=80), "
+        "to=(5, 404, 17, 999, 1, 2, 300, 4, 650, 700), of=1000))")
+
+
+@pytest.mark.parametrize(("defense", "replays"), [("none", 1), ("noise(relative=0.1)", 1), ("sign", 101)])
+def test_counting_among_many_classes_replays_each_only_where_a_defense_acts(play, defense: str, replays: int) -> None:
+    """With a thousand classes the hundred lowest rows are looked at. The formula gives what replaying them gives."""
+    scene, asked = play(defense, "informed", 8, task=MANY), []
+
+    def replay(batch):
+        update = scene.seen.replay(batch)  # a look at one layer does not get to the end
+        asked.append(len(batch.x))
+        return update
+
+    found = Counted().read(dataclasses.replace(scene.seen, replay=replay), Rng(0))
+    assert len(asked) == replays
+    assert right(found.labels, scene.secret.labels) >= 6 or defense == "sign"
+    likely, batch = torch.tensor([3, 5, 404, 999]), made_up(scene.seen, 8, Rng(0), 0)
+    if defense != "sign":
+        for one, other in zip(Counted()._replayed(scene.seen, batch, likely), _written(scene.seen, batch, likely),
+                              strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
 def test_public_images_are_used_where_granted_and_made_up_where_not(play) -> None:

@@ -13,7 +13,7 @@ from gradleak.audit.verdict import Row, Verdict
 from gradleak.errors import UsageError
 from gradleak.report.measures import leading, measure
 from gradleak.report.rows import rows
-from gradleak.report.terminal import STYLE, number
+from gradleak.report.terminal import STYLE, epsilon, number
 
 
 class Change(StrEnum):
@@ -52,7 +52,9 @@ def table(before: Sequence[Row], after: Sequence[Row]) -> tuple[Table, int]:
     shown = Table(title=f"{shared} shared rows", title_justify="left", header_style="bold")
     leads = list(dict.fromkeys(leading(r).name for r in after))
     score = leads[0] if len(leads) == 1 else "score"
-    for name in ("batch", "defense", "threat", "attack", "before", "after", f"{score} before", f"{score} after", ""):
+    private = any(r.epsilon is not None for r in (*before, *after))
+    for name in ("batch", "defense", "threat", "attack", *(["epsilon"] if private else []), "before", "after",
+                 f"{score} before", f"{score} after", ""):
         shown.add_column(name, overflow="fold")
     changes = []
     for one, other in pairs:
@@ -61,6 +63,7 @@ def table(before: Sequence[Row], after: Sequence[Row]) -> tuple[Table, int]:
         assert row is not None
         lead = leading(row).name
         shown.add_row(str(row.cell.batch), *(escape(x) for x in (row.cell.defense, row.cell.threat, row.cell.attack)),
+                      *([epsilon(row.epsilon)] if private else []),
                       _verdict(one), _verdict(other), _mean(one, lead), _mean(other, lead), str(change))
         changes.append(change)
     found = {CODE.get(change, 0) for change in changes}
