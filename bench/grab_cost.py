@@ -18,7 +18,7 @@ from gradleak.attacks.scoring import Scoring
 from gradleak.factored import Reference
 from gradleak.rng import Rng
 from gradleak.spec import parse
-from gradleak.types import Batch, Observation, Secret
+from gradleak.types import NOTHING, Batch, Observation, Secret
 from gradleak.world.task import World
 
 MANY, FEW, ROUNDS = 96, 4, 5
@@ -57,30 +57,41 @@ def speed(given: argparse.Namespace, folder: Path) -> None:
     run = opened(seen)
     state = run.judge(run.advance(run.begin(None), 0))
     ids, y, beside = state["told.ids"], state["told.y"], state["told.beside"]
-    rows = ids[0].repeat(MANY, 1)
-    place, usable = int(run.words.inside[0].nonzero()[0]), run.words.nearest.tokens
-    rows[:, place] = usable[(Rng(1) / "words").permutation(len(usable))[:MANY]]
-    told = run.words.told(ids[None], y[None], beside[None])
+    told, usable = run.words.told(ids[None], y[None], beside[None]), run.words.nearest.tokens
     extra = {name: value[0] for name, value in told.extra.items()}
-    assert run.words.masks is not None
-    more = run.words.masks.moved(beside, 0, torch.arange(ids.shape[1]).repeat(MANY, 1))
-    plain = []
-    for row in rows[:FEW]:
-        changed = torch.cat([row[None], ids[1:]])
-        plain.append(Batch(run.words.embed(changed), y, extra))
-    print(f"\nspeed: batch {batch}, {ids.shape[1]} tokens the longest, {MANY} candidates at once beside {FEW} in turn, "
-          f"medians of {ROUNDS}, interleaved")
+    masks = run.words.masks
+    assert masks is not None
+
+    def versions(which: int, count: int) -> Tensor:
+        rows, place = ids[which].repeat(count, 1), int(run.words.inside[which].nonzero()[0])
+        rows[:, place] = usable[(Rng(1) / "words" / which).permutation(len(usable))[:count]]
+        return rows
+
+    def many(scoring: Scoring, which: int) -> Tensor:
+        more = masks.moved(beside, which, torch.arange(ids.shape[1]).repeat(MANY, 1))
+        return scoring.changed(told.x[0], y, extra, which, run.words.embed(versions(which, MANY)), more)
+
+    def few(objective: objectives.Objective, which: int) -> Tensor:
+        changed = (torch.cat([ids[:which], row[None], ids[which + 1 :]]) for row in versions(which, FEW))
+        return one_at_a_time(seen, objective, [Batch(run.words.embed(rows), y, extra) for rows in changed])
+
+    lengths = ", ".join(str(int(row.sum())) for row in ids != NOTHING)
+    print(f"\nspeed: batch {batch}, sentences of {lengths} tokens, each changed in turn: {MANY} candidates at once "
+          f"beside {FEW} one at a time, medians of {ROUNDS}, interleaved")
     compared = {"cosine of each layer": objectives.layer_cosine, "length of each layer": objectives.norms}
     for name, objective in compared.items():
-        scoring, quick, slow = Scoring(run.replay, objective, run.reference), [], []
+        scoring, quick, slow, off = Scoring(run.replay, objective, run.reference, masks.axes), [], [], 0.0
         for _ in range(ROUNDS):
-            began = time.process_time()
-            fast = scoring.changed(told.x[0], y, extra, 0, run.words.embed(rows), more)
-            quick.append((time.process_time() - began) / MANY)
-            began = time.process_time()
-            alone = one_at_a_time(seen, objective, plain)
-            slow.append((time.process_time() - began) / FEW)
-        off = float((fast[:FEW] / alone - 1).abs().max())
+            fast, alone, spent = [], [], []
+            for which in range(batch):
+                began = time.process_time()
+                fast.append(many(scoring, which))
+                spent.append(time.process_time())
+                alone.append(few(objective, which))
+                spent[-1:] = [spent[-1] - began, time.process_time() - spent[-1]]
+            quick.append(sum(spent[::2]) / batch / MANY)
+            slow.append(sum(spent[1::2]) / batch / FEW)
+            off = max(float((a[:FEW] / b - 1).abs().max()) for a, b in zip(fast, alone, strict=True))
         print(f"  {name}: {1 / median(quick):.0f} a second beside {1 / median(slow):.1f}, "
               f"{median(slow) / median(quick):.1f} times as many; they differ by {off:.0e}", flush=True)
 

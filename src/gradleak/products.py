@@ -16,6 +16,9 @@ from gradleak.factored import Factored, Low, Reference, Stacked
 SMALL = 2**14
 """Entries up to which gradients are copied to be taken together."""
 
+FEW = 256
+"""Tokens up to which layers of one shape are copied to be taken together: more keep a processor busy by themselves."""
+
 
 class Products(NamedTuple):
     """Per lane and parameter <G, R> and |G|^2; per parameter |R|^2."""
@@ -48,8 +51,8 @@ class _Group(NamedTuple):
         if key not in reference.stacks:
             lows = [_oriented(reference.low[name], value.flipped) for name, value in pairs]
             widest = max(low.left.shape[1] for low in lows)
-            reference.stacks[key] = (torch.stack([_widened(low.left, widest) for low in lows])[:, None],
-                                     torch.stack([_widened(low.right.mT, widest) for low in lows])[:, None])
+            reference.stacks[key] = (torch.stack([_widened(low.left, widest) for low in lows]),
+                                     torch.stack([_widened(low.right.mT, widest) for low in lows]))
         return reference.stacks[key]
 
     def factors(self) -> list[Tensor]:
@@ -148,7 +151,8 @@ def _groups(stacked: Stacked, reference: Reference, way: str | None) -> list[_Gr
     for name, value in stacked.items():
         if isinstance(value, Factored) and not value.rows and name in reference:
             chosen = way or _cheapest(value, reference.low.get(name))
-            key = (chosen, value.inputs.shape, value.deltas.shape)
+            many = value.deltas[..., 0].numel() > FEW
+            key = (chosen, value.inputs.shape, value.deltas.shape, name if many else "")
             group = found.setdefault(key, _Group([], [], chosen))
             group.names.append(name)
             group.values.append(value)
@@ -173,8 +177,15 @@ def _widened(matrix: Tensor, columns: int) -> Tensor:
 
 
 def _stacks(k: int, factors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Inputs (K x R x N x i) and deltas (K x R x N x o)."""
+    """Inputs (K x R x N x i) and deltas (K x R x N x o); one layer is not copied."""
+    if k == 1:
+        return factors[0][None], factors[1][None]
     return torch.stack(factors[:k]), torch.stack(factors[k:])
+
+
+def _times(rows: Tensor, matrices: Tensor) -> Tensor:
+    """K x R x N x i times a matrix a layer (K x i x o): without a copy of it for every lane."""
+    return (rows.flatten(1, 2) @ matrices).reshape(*rows.shape[:3], -1)
 
 
 def _wide(numbers: Tensor) -> Tensor:
@@ -185,7 +196,7 @@ class _LowRank(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, k: int, given: tuple[Tensor, Tensor], *factors: Tensor) -> tuple[Tensor, Tensor]:
         (left, right), (x, d) = given, _stacks(k, factors)
-        u, w, xx, dd = x @ right, d @ left, x @ x.mT, d @ d.mT
+        u, w, xx, dd = _times(x, right), _times(d, left), x @ x.mT, d @ d.mT
         ctx.save_for_backward(left, right, x, d, u, w, xx, dd)
         return (u * w).sum((2, 3)), (xx * dd).sum((2, 3))
 
@@ -193,8 +204,8 @@ class _LowRank(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
         left, right, x, d, u, w, xx, dd = ctx.saved_tensors
-        into_x = (_wide(a) * w) @ right.mT + (_wide(2 * b) * dd) @ x
-        into_d = (_wide(a) * u) @ left.mT + (_wide(2 * b) * xx) @ d
+        into_x = _times(_wide(a) * w, right.mT) + (_wide(2 * b) * dd) @ x
+        into_d = _times(_wide(a) * u, left.mT) + (_wide(2 * b) * xx) @ d
         return None, None, *into_x, *into_d
 
 

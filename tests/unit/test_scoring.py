@@ -26,7 +26,7 @@ def test_one_changed_sentence_is_scored_as_the_whole_batch(
     plain = scoring.replay._take
     monkeypatch.setattr(scoring.replay, "_take", lambda way, x, *rest: replayed.append(x.shape) or plain(way, x, *rest))
     quick = scoring.changed(truth.x, truth.y, truth.extra, which, many)
-    assert replayed[-1][:2] == (5, 1)  # only the one sentence
+    assert replayed[-1][:3] == (5, 1, int(truth.extra["mask"][which].sum()))  # only the one sentence, up to its end
     whole = truth.x.expand(5, *truth.x.shape).clone()
     whole[:, which] = many
     full = scoring(whole, truth.y.expand(5, -1), {k: v.expand(5, *v.shape) for k, v in truth.extra.items()})

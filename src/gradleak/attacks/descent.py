@@ -137,7 +137,11 @@ class Matching:
         self.replay = Lanes(seen.replay, *self.unpack(z), self.extra(z), factor=words, apart=plan.norms is not None)
         self.reference = Reference(seen.update, self.room.tokens)
         self.statistics = _told(seen) if plan.norms is not None else {}
-        self.scoring = Scoring(self.replay, plan.screen or plan.objective, self.reference)
+        self.scoring = self._scored(plan.screen or plan.objective)
+
+    def _scored(self, objective: objectives.Objective) -> Scoring:
+        dropped = self.room.masks if isinstance(self.room, TokenRoom) else None
+        return Scoring(self.replay, objective, self.reference, dropped.axes if dropped else None)
 
     def _random(self, lanes: int, rng: Rng) -> Tensor:
         z = self.room.begin(lanes, rng / "start")
@@ -191,7 +195,7 @@ class Matching:
     @property
     def rescoring(self) -> Scoring | None:
         """Where candidates are only screened: what judges the best of them again."""
-        return None if self.plan.screen is None else Scoring(self.replay, self.plan.objective, self.reference)
+        return None if self.plan.screen is None else self._scored(self.plan.objective)
 
     @property
     def told_lengths(self) -> bool:
@@ -302,7 +306,7 @@ class Matching:
         ids, beside = self.room.readings(x, both[:, self._beside])
         y = y.repeat(len(ids) // len(y), *[1] * (y.ndim - 1))
         told = self.room.told(ids, y, beside)
-        off = Scoring(self.replay, self.plan.judge, self.reference)(told.x, y, told.extra)
+        off = self._scored(self.plan.judge)(told.x, y, told.extra)
         lane = int(torch.nan_to_num(off, nan=torch.inf).argmin())
         near = not float(off[lane]) >= NEAR
         return self.tell(state, ids[lane], y[lane], beside[lane], None if near else float(off[lane]))
@@ -329,7 +333,7 @@ class Matching:
     def _off(self, told: Batch) -> float:
         """How far one answer is from the update; near it, in full precision."""
         if self.plan.judge is not objectives.cosine:
-            off = float(Scoring(self.replay, self.plan.judge, self.reference)(told.x, told.y, told.extra))
+            off = float(self._scored(self.plan.judge)(told.x, told.y, told.extra))
             if not off < NEAR:
                 return off
         return residual(self.seen, _lane(told, 0)).cosine

@@ -16,16 +16,27 @@ TOKENS = 1024
 ENTRIES = 2**26
 """Entries of multiplied-out updates held at a time."""
 
+SAME = 1e-4
+"""Relative difference up to which two ways to an update are one."""
+
+Axes = Mapping[str, tuple[int, ...]]
+
+ALWAYS: Axes = {"mask": (1,), "ids": (1,)}
+"""Which axes of a batch's extras count tokens in any model."""
+
 
 class Scoring:
     """The objective of candidates (K x n x ...), piece by piece.
 
-    Where one sentence of several changes, only it is replayed.
+    Where one sentence of several changes, only it is replayed, and no further than it reaches; for that `axes` says
+    which axes of other extras than the mask count tokens.
     """
 
-    def __init__(self, replay: Lanes, objective: Objective, reference: Reference) -> None:
+    def __init__(self, replay: Lanes, objective: Objective, reference: Reference, axes: Axes | None = None) -> None:
         self.replay, self.objective, self.reference = replay, objective, reference
+        self.axes = {**ALWAYS, **(axes or {})}
         self._sums: bool | None = None
+        self._shortens = False
 
     def piece(self, tokens: int) -> int:
         """How many candidates of so many tokens go at a time."""
@@ -56,13 +67,14 @@ class Scoring:
         rest = self._weighed(self.replay(*_picked(x, y, extra, others)), len(others) / len(x))
         constant = products(rest, self.reference)
         one = _picked(x, y, extra, torch.tensor([which]))
-        step, found = self.piece(instead.shape[1]), []
+        reach = _reach(more.get("mask", one[2].get("mask"))) if self._shortens else instead.shape[1]
+        step, found = self.piece(reach), []
         for at in range(0, many, step):
             part = instead[at : at + step]
             lanes = {name: more[name][at : at + step, None] if name in more
                      else value.expand(len(part), *value.shape[1:]) for name, value in one[2].items()}
             labels = one[1].expand(len(part), *one[1].shape[1:])
-            own = self._weighed(self.replay(part[:, None], labels, lanes), 1 / len(x))
+            own = self._weighed(self.replay(part[:, None, :reach], labels, self._cut(lanes, reach)), 1 / len(x))
             alone, both = products(own, self.reference), crossed(own, rest, self.reference)
             found.append(self.objective.of(Products(
                 alone.dots + constant.dots, alone.squares + 2 * both + constant.squares, constant.sizes)))
@@ -86,17 +98,42 @@ class Scoring:
 
     @torch.no_grad()
     def _adds_up(self, x: Tensor, y: Tensor, extra: Extra) -> bool:
-        """Whether a batch's update is the mean of its sentences' updates: tried once."""
+        """Whether a batch's update is the mean of its sentences' updates, and whether these are the same without what
+        follows a sentence: tried once."""
         if self._sums is None:
             self._sums = False
             if self.replay.way == "factored":
                 stacked = self.replay(*_picked(x, y, extra, torch.arange(len(x))))
                 whole = products(stacked, self.reference).dots
                 alone = {name: value[:, None] for name, value in extra.items()}
-                parts = products(self.replay(x[:, None], y[:, None], alone), self.reference).dots.mean(0)
-                gap = float((whole[0] - parts).norm() / whole[0].norm().clamp_min(1e-30))
-                self._sums = gap < 1e-4 and any(isinstance(value, Factored) for value in stacked.values())
+                parts = products(self.replay(x[:, None], y[:, None], alone), self.reference).dots
+                factored = any(isinstance(value, Factored) for value in stacked.values())
+                self._sums = factored and _off(parts.mean(0), whole[0]) < SAME
+                told = y.ndim == 1 or y.is_floating_point()
+                if self._sums and told and "mask" in extra and set(extra) <= set(self.axes):
+                    least = extra["mask"].sum(1).argmin()[None]
+                    one, reach = _picked(x, y, extra, least), _reach(extra["mask"][least])
+                    cut = self.replay(one[0][:, :, :reach], one[1], self._cut(one[2], reach))
+                    self._shortens = _off(products(cut, self.reference).dots, parts[least]) < SAME
         return self._sums
+
+    def _cut(self, extra: Extra, reach: int) -> Extra:
+        """The extras of candidates, up to a place."""
+        found = dict(extra)
+        for name, value in extra.items():
+            for axis in self.axes.get(name, ()):
+                found[name] = found[name].narrow(axis + 1, 0, min(reach, value.shape[axis + 1]))
+        return found
+
+
+def _off(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm().clamp_min(1e-30))
+
+
+def _reach(mask: Tensor | None) -> int:
+    """The number of places up to the last token of any sentence."""
+    assert mask is not None
+    return int(mask.flatten(0, -2).any(0).nonzero().max()) + 1
 
 
 def _picked(x: Tensor, y: Tensor, extra: Extra, rows: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:

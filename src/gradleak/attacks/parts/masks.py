@@ -67,6 +67,11 @@ class Masks:
         share = [(1 - (plan.share if plan.share is not None else site.share)) for site, _ in self.sites.values()]
         self.mean = torch.cat([torch.full((size,), keep) for size, keep in zip(self.sizes, share, strict=True)])
 
+    @property
+    def axes(self) -> dict[str, tuple[int, ...]]:
+        """By name, those that count tokens."""
+        return {name: axes for name, (_, axes) in self.sites.items()}
+
     def begin(self, lanes: int, rng: Rng, like: Tensor) -> Tensor:
         mean = self.mean.to(like).expand(lanes, -1)
         if self.plan.begin == "mean":
