@@ -98,6 +98,19 @@ def _asked(replay: Replay, batch: Batch, ask: Callable[[Callable[[Params], Tenso
     raise RuntimeError("this replay takes no gradient")
 
 
+def representation(client: Client, params: Params, batch: Batch) -> tuple[Layer, Tensor]:
+    """The last linear layer of the client's model, and what reaches it, differentiable in the batch."""
+
+    def ask(loss: Callable[[Params], Tensor], leaves: Params) -> tuple[Layer, Tensor]:
+        found = layers(loss, leaves)
+        if not found:
+            raise Untapped("the model has no linear layer")
+        last = found[-1][-1]
+        return last, inputs(loss, leaves, frozenset({last.name}), graph=True)[last.name]
+
+    return cast(tuple[Layer, Tensor], _asked(lambda b: client(params, b, None), batch, ask))
+
+
 def each_lane(change: Callable[[Update], Update], update: Update) -> Update:
     """Change an update, or, while `factoring`, the update of every lane; that needs entries."""
     lanes = _factored_lanes.get()

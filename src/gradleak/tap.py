@@ -142,11 +142,14 @@ def tapped(loss: Callable[[Params], Tensor], params: Params, lanes: int) -> dict
     return found
 
 
-def inputs(loss: Callable[[Params], Tensor], params: Params, names: frozenset[str]) -> dict[str, Tensor]:
-    """What reaches the named layers; nothing behind the last of them is computed."""
+def inputs(
+    loss: Callable[[Params], Tensor], params: Params, names: frozenset[str], graph: bool = False,
+) -> dict[str, Tensor]:
+    """What reaches the named layers; nothing behind the last of them is computed. With its `graph` where that is
+    wanted: differentiable in the batch."""
     leaves = {name: value.detach() for name, value in params.items()}
     tap = Tap(leaves, names)
-    with torch.no_grad():
+    with torch.set_grad_enabled(graph):
         try:
             with tap:
                 loss(leaves)
@@ -155,7 +158,7 @@ def inputs(loss: Callable[[Params], Tensor], params: Params, names: frozenset[st
     found = {name: use.inputs for name in names for use in tap.uses.get(name, ())}
     if missing := sorted(name for name in names if found.get(name) is None):
         raise Untapped(f"{missing[0]} is not used as a layer is")
-    return {name: value.detach() for name, value in found.items() if value is not None}
+    return {name: value if graph else value.detach() for name, value in found.items() if value is not None}
 
 
 class Layer(NamedTuple):

@@ -18,6 +18,7 @@ SAMPLES = {
     "quantise": ["quantise(bits=4)", "quantise(bits=4, stochastic=False)"],
     "dpsgd": ["dpsgd(clip=0.1, multiplier=0)", "dpsgd(clip=0.1, multiplier=0.5)"],
     "topk": ["topk(keep=0.1)"],
+    "soteria": ["soteria(prune=0.5)"],
     "aggregate": ["aggregate(clients=2)"],
     "chain": ["chain(clip(norm=0.1), aggregate(clients=2))", "chain(clip(norm=0.1), prune(keep=0.2))",
               "chain(prune(keep=0.3), sign)",

@@ -9,6 +9,7 @@ from gradleak.defenses.none import Nothing
 from gradleak.defenses.prune import Prune
 from gradleak.defenses.quantise import Quantise
 from gradleak.defenses.sign import Sign
+from gradleak.defenses.soteria import Soteria
 from gradleak.defenses.topk import TopK
 
-__all__ = ["Aggregate", "Chain", "Clip", "DpSgd", "Noise", "Nothing", "Prune", "Quantise", "Sign", "TopK"]
+__all__ = ["Aggregate", "Chain", "Clip", "DpSgd", "Noise", "Nothing", "Prune", "Quantise", "Sign", "Soteria", "TopK"]
