@@ -51,7 +51,8 @@ class Restart:
 
 @dataclass(frozen=True)
 class Stages:
-    """One attack after another, each starting from the last one's answer; the lowest residual is kept."""
+    """One attack after another, each starting from the last one's answer; the lowest residual is kept. An answer that
+    is noted as certain needs no further one."""
 
     attacks: tuple[Attack, ...]
 
@@ -149,23 +150,28 @@ def _in_turn(
 
     The state carries which one is under way, its own state, its latest guess and the best answer before it.
     """
-    first, best, inner = _restored(start)
+    first, best, inner = _restored(start, len(attacks))
     for stage in range(first, len(attacks)):
         last = inner if stage == first and start is not None and "stage" in start.state else None
         for last in attacks[stage].guesses(seen, rng / stage, inner):
-            done = PARTS * stage + PARTS * last.step // last.steps
+            over = hand_over and last.step == last.steps and last.notes.get("certain", 0.0) == 1
+            done = PARTS * len(attacks) if over else PARTS * stage + PARTS * last.step // last.steps
             state = {"stage": torch.tensor(stage), **_packed("kept", best), **_packed("now", last),
                      **{f"inner.{k}": v for k, v in last.state.items()}}
             yield replace(_lower(seen, best, last), step=done, steps=PARTS * len(attacks), state=state)
+            if over:
+                return
         if last is not None:
             best = _lower(seen, best, replace(last, state={}))
         inner = best if hand_over else None
 
 
-def _restored(start: Guess | None) -> tuple[int, Guess | None, Guess | None]:
+def _restored(start: Guess | None, stages: int) -> tuple[int, Guess | None, Guess | None]:
     """The stage to go on with, the best answer before it, and the guess that stage goes on from."""
     if start is None or "stage" not in start.state:
         return 0, None, start
+    if start.step == PARTS * stages:
+        return stages, None, None
     inner = {k.removeprefix("inner."): v for k, v in start.state.items() if k.startswith("inner.")}
     now = _unpacked("now", start.state)
     return int(start.state["stage"]), _unpacked("kept", start.state), replace(now, state=inner) if now else None

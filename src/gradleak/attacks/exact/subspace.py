@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradleak.attacks.combine import ByKind
+from gradleak.attacks.combine import ByKind, Stages
+from gradleak.attacks.descent import Descent
 from gradleak.attacks.exact import causal, crowd, dropped, likely, peeling
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.labelling import paired
@@ -16,7 +17,11 @@ from gradleak.attacks.exact.patches import Patches
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.rectified import Rectified
 from gradleak.attacks.exact.span import span, stacked
+from gradleak.attacks.parts import objectives
 from gradleak.attacks.parts.labels import Known, count
+from gradleak.attacks.parts.optimisers import LBFGS
+from gradleak.attacks.parts.priors import total_variation
+from gradleak.attacks.parts.spaces import Smooth
 from gradleak.errors import Unsuited
 from gradleak.registry import register
 from gradleak.rng import Rng
@@ -30,15 +35,18 @@ SAMPLE = 4096
 
 
 @register("attack", "subspace")
-def subspace() -> ByKind:
+def subspace(steps: int = 400) -> ByKind:
     """Reads text, or the images of a vision transformer or of fully connected layers, off the space that the first
     layer's gradient spans: without any search over embeddings or pixels, in seconds, with a proof where it is clean.
+    Images that a defense has blurred are then matched for `steps` steps, from the likeliest smooth picture.
 
     Text: tokens in the span as they are; if there are none, dropout hid parts of each, and tokens that are in the span
     but for a few entries; if the span is filled up by noise or compression, the likeliest tokens. Then sentences: one
     place after the other for decoders, by proof and subtraction for encoders, by attention's gradient under dropout.
     """
-    return ByKind(Pictures(), Words())
+    matching = Descent(steps, Known(), objectives.cosine, ((1.0, total_variation),), optimiser=LBFGS(memory=100),
+                       rate=1.0, log=True, space=Smooth())
+    return ByKind(Stages((Pictures(), matching)) if steps else Pictures(), Words())
 
 
 @dataclass(frozen=True)
