@@ -35,7 +35,10 @@ COMPONENTS = {
 
 
 def resnet(options) -> str:
-    return f"image(model=resnet20, data={cifar() or PHOTOS}, train={options.train}, draw=loss, public=1000)"
+    data = cifar() or PHOTOS
+    if options.size != 32:
+        data = f"resized({f'subset({data}, 4000)' if cifar() else data}, size={options.size})"
+    return f"image(model={options.net}, data={data}, train={options.train}, draw=loss, public=1000)"
 
 
 def audited(options, attacks: list[str], batch: int, task: str, **more: object) -> Iterator[str]:
@@ -126,6 +129,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--train", type=int, default=150, help="steps of training before the attack")
+    parser.add_argument("--size", type=int, default=32, help="pixels a side")
+    parser.add_argument("--net", default="resnet20", help="the network attacked")
     parser.add_argument("--model", default="efficientnet_lite0", help="for `large`")
     parser.add_argument("--published", action="store_true", help="`compare` also as published")
     parser.add_argument("--fit", type=int, default=600, help="steps of fitting for `generator`")

@@ -5,7 +5,7 @@ python bench/economics.py quick               how long the quick profile takes o
 python bench/economics.py opacus              DP-SGD beside Opacus: epsilon, and its own training loop, three seeds
 python bench/economics.py rounds              several noisy updates of the same photograph, matched together
 python bench/economics.py dlg  --cifar FILE   DLG's defense table on CIFAR-10: MSE, accuracy drop, epsilon
-python bench/economics.py cola|sst2 --data DIR [--rounds 1000] [--words 40] [--sentences N]
+python bench/economics.py cola|sst2 --data DIR [--rounds 1000] [--words 40] [--sentences N] [--rate 1e-4]
     MiniLM's MCC under noise and pruning as in LAMP and DP-SGD as in GRAB, beside what the suite reads
 
 The same command with the same --out goes on where it stopped. Reports with the frontier are written to --out.
@@ -44,7 +44,6 @@ from gradleak.world.data import Images
 LENET = "image(model=lenet, data=photos(size=32))"
 MINILM = "text(model=minilm, data=sentences)"
 NOISY = "noise(relative=1)"
-SIGMAS = (0.001, 0.003, 0.01)
 KEEPS = (0.1, 0.01)
 MULTIPLIERS = (0.003, 0.01, 0.03, 0.3)
 PAPER = """LAMP on BERT-base: MCC 0.557 without a defense, 0.551, 0.464, 0.364 with noise 0.001, 0.005, 0.01, 0.534 with
@@ -53,9 +52,11 @@ MCC 0.74, 0.60, 0.51, 0.25 and epsilon 1.1e10, 4.4e8, 1.1e8, 2.4e6 at noise 0.00
 0.005, 0.01, 0.05."""
 
 
-def text_audit(corpus: str, data: Path, folder: Path, rounds: int, words: int, most: int) -> Audit:
-    examples = [(label, sentence) for label, sentence in CORPORA[corpus](data) if 3 <= len(sentence.split()) <= words]
-    examples = [examples[n] for n in (Rng(0) / corpus).permutation(len(examples))[:most].tolist()]
+def text_audit(corpus: str, given: argparse.Namespace, folder: Path) -> Audit:
+    rounds = given.rounds
+    examples = [(label, sentence) for label, sentence in CORPORA[corpus](given.data)
+                if 3 <= len(sentence.split()) <= given.words]
+    examples = [examples[n] for n in (Rng(0) / corpus).permutation(len(examples))[:given.sentences].tolist()]
     file = folder / f"{corpus}.tsv"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{label}\t{sentence}\n" for label, sentence in examples), "utf-8")
@@ -65,11 +66,11 @@ def text_audit(corpus: str, data: Path, folder: Path, rounds: int, words: int, m
                     for m in MULTIPLIERS)
     return Audit(
         name=corpus, task=f"text(model=minilm, data=lines({str(file)!r}))", client="one_step(mode=eval)", batch=(1,),
-        threats=("curious", "informed"), trials=2, budget="8 min", attacks=("standard-v1(quick)",),
-        defenses=("none", *(f"noise(sigma={s})" for s in SIGMAS), *(f"prune(keep={k}, by=random)" for k in KEEPS),
+        threats=("curious", "informed"), trials=given.trials, budget=given.budget, attacks=("standard-v1(quick)",),
+        defenses=("none", *(f"noise(sigma={s})" for s in given.sigmas), *(f"prune(keep={k}, by=random)" for k in KEEPS),
                   *private),
         metrics=("exact_match", "rouge1", "rouge2", "rougeL"),
-        utility=f"federated(rounds={rounds}, clients={clients}, batch={batch}, rate=0.0002, every={rounds // 2})")
+        utility=f"federated(rounds={rounds}, clients={clients}, batch={batch}, rate={given.rate}, every={rounds // 2})")
 
 
 def dlg_audit(cifar: Path, rounds: int) -> Audit:
@@ -221,6 +222,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=160)
     parser.add_argument("--words", type=int, default=40, help="sentences of at most so many")
     parser.add_argument("--sentences", type=int, default=10**6, help="at most so many of them: a CPU's share")
+    parser.add_argument("--sigmas", type=float, nargs="+", default=[0.001, 0.003, 0.01])
+    parser.add_argument("--rate", type=float, default=0.0002, help="of the server's Adam, for cola and sst2")
+    parser.add_argument("--budget", default="8 min", help="a row, for cola and sst2")
     parser.add_argument("--profile", choices=["quick", "full"], default="quick")
     parser.add_argument("--trials", type=int, default=2)
     parser.add_argument("--out", type=Path)
@@ -240,7 +244,7 @@ def main() -> None:
         beside_opacus()
     elif given.what in CORPORA:
         folder = out.with_name(f"{out.name}-data")
-        audited(text_audit(given.what, given.data, folder, given.rounds, given.words, given.sentences), out, "rougeL")
+        audited(text_audit(given.what, given, folder), out, "rougeL")
         print(PAPER)
     else:
         audited(dlg_audit(given.cifar, given.rounds), out, "mse")

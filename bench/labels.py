@@ -1,9 +1,10 @@
-"""Labels of batches with skewed classes, read by every rule: share right in batches of 8 to 128, core seconds for 64.
+"""Labels of batches with skewed classes, read by every rule: share right in batches of 8 to 128 (or of the sizes
+given), core seconds for the largest.
 
 CIFAR-10 at 96 pixels meets ImageNet's EfficientNet-Lite0 in three ways: with a fresh last layer of 10 classes, and
 with ImageNet's of 1,000, as classes that the images do not show and as those they show.
 
-python bench/labels.py [photos] [cifar]
+python bench/labels.py [photos] [cifar] [64 ...]
 """
 
 import sys
@@ -50,14 +51,16 @@ def skewed(world, size: int, rng: Rng) -> list[int]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    sizes = tuple(int(word) for word in sys.argv[1:] if word.isdigit()) or SIZES
+    wanted = [word for word in sys.argv[1:] if not word.isdigit()] or list(tasks())
     for name, specs in tasks().items():
-        for spec in specs if name in (sys.argv[1:] or tasks()) else ():
+        for spec in specs if name in wanted else ():
             world = registry.build("task", parse(spec)).open(Rng(0))
             part = registry.build("client", parse("one_step(mode=eval)"))
             client, none = part.of(world.learner), registry.build("defense", parse("none"))
-            shares = {rule: {size: [] for size in SIZES} for rule in RULES}
+            shares = {rule: {size: [] for size in sizes} for rule in RULES}
             seconds = dict.fromkeys(RULES, 0.0)
-            for size in SIZES:
+            for size in sizes:
                 for trial in range(TRIALS):
                     secret = world.secret(skewed(world, size, Rng(trial) / size))
                     sent = send(world, part, client, none, secret, Rng(0) / trial)
@@ -65,9 +68,9 @@ def main() -> None:
                     for rule, way in RULES.items():
                         began = time.process_time()
                         found = way.read(seen, Rng(1)).labels
-                        seconds[rule] += (size == 64) * (time.process_time() - began) / TRIALS
+                        seconds[rule] += (size == sizes[-1]) * (time.process_time() - began) / TRIALS
                         shares[rule][size] += label_accuracy()(found, secret.labels)
-            print(f"{spec}\n  {'batch':20} " + " ".join(f"{size:>5}" for size in SIZES) + "   s at 64")
+            print(f"{spec}\n  {'batch':20} " + " ".join(f"{size:>5}" for size in sizes) + f"   s at {sizes[-1]}")
             for rule, each in shares.items():
                 print(f"  {rule:20} " + " ".join(f"{sum(v) / len(v):5.0%}" for v in each.values())
                       + f" {seconds[rule]:9.2f}", flush=True)

@@ -102,7 +102,8 @@ class Counted:
     def _typical(self, seen: Observation, likely: Tensor, n: int, rng: Rng) -> tuple[Tensor, Tensor]:
         """Per likely class: the feature its row shows, and the share of it that is there without the class."""
         bare, features, predictions = _bare(seen, made_up(seen, min(n, 2), rng, 0)), [], []
-        for number in range(min(8, max(1, self.replays // len(likely)))):
+        each = max(len(likely), n) if bare else len(likely)  # by the formula only examples take time
+        for number in range(min(8, max(1, self.replays // each))):
             batch = made_up(seen, n, rng, number)
             absent, feature = _written(seen, batch, likely) if bare else self._replayed(seen, batch, likely)
             features.append(feature)
