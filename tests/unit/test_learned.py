@@ -13,6 +13,7 @@ from gradleak.attacks.learned.hashing import bins, hashed, signs
 from gradleak.attacks.learned.penalties import GROWTHS, LeftOut, chosen, grown, noise, solved
 from gradleak.audit.plan import Audit
 from gradleak.errors import UsageError
+from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.spec import parse
 from gradleak.types import Know
@@ -61,7 +62,7 @@ def test_penalties_find_the_block_that_tells() -> None:
     quiet = noise(features[:8], features[:8], slices)
     assert quiet.gain.tolist() == [1, 1] and quiet.variance.tolist() == [0, 0]
     scales = chosen(features, target, slices, quiet, 300, -1.0, Rng(0))
-    weights = scales.factors.square() * torch.tensor([20.0, 750.0])
+    weights = scales.factors(300).square() * torch.tensor([20.0, 750.0])
     assert float(weights[0]) > 100 * float(weights[1])
     assert 1 < scales.error < 1.3
 
@@ -71,7 +72,7 @@ def test_the_error_left_out_is_that_of_a_second_fit() -> None:
     features, target = features[:40] - features[:40].mean(0), target[:40] - target[:40].mean(0)
     quiet = noise(features, features, slices)
     scales = chosen(features, target, slices, quiet, 40, -1.0, Rng(0))
-    spread = scales.factors.repeat_interleave(torch.tensor([20, 30]))
+    spread = scales.factors(40).repeat_interleave(torch.tensor([20, 30]))
     errors = []
     for i in range(40):
         rest = torch.arange(40) != i
@@ -155,6 +156,25 @@ def test_batches_stand_in_an_order_of_their_own() -> None:
             assert own[where] == label
 
 
+def test_numbers_after_the_last_image_mean_mirrored_ones() -> None:
+    images = Rng(0).uniform((4, 1, 2, 3), torch.zeros(()))
+    pictures = Pictures(images, torch.arange(4), None, 1)
+    x, y = pictures(torch.tensor([1, 5, 2]))
+    assert torch.equal(x[:, 0], torch.stack([images[1], images[1].flip(-1), images[2]]))
+    assert y.tolist() == [[1], [1], [2]]
+    assert torch.equal(images, Rng(0).uniform((4, 1, 2, 3), torch.zeros(())))
+
+
+def test_halves_of_a_square_are_enough_to_solve_with() -> None:
+    rows = Rng(0).normal((50, 2500), torch.zeros(()))
+    target = rows[:, :2] + rows[:, 2:4]
+    line = solved(iter([(rows, target)]), 50, torch.zeros(2500), torch.zeros(2))
+    wide = torch.cat([rows] * 60)
+    same = solved(iter([(part, target) for part in wide.split(50)]), 3000, torch.zeros(2500), torch.zeros(2))
+    for found in (line, same):
+        assert torch.allclose(found.mean + (rows - found.centre) @ found.weights, target, atol=0.1)
+
+
 def answer(play, attack: str, defense: str = "none", count: int = 1, task: str = DIGITS) -> float:
     """PSNR of what an informed attacker with public data reads."""
     scores = []
@@ -174,6 +194,15 @@ def test_ridge_reads_through_defenses_it_knows(play) -> None:
     assert whole > 14
     assert answer(play, "ridge_inverter(relabel=false)", "sign") < whole
     assert answer(play, "ridge_inverter(features=60)", "sign") < whole
+
+
+def test_a_search_can_start_from_the_closed_form(play) -> None:
+    pytest.importorskip("sklearn")
+    attack = registry.build("attack", parse("ridge_inverter(then=ig(steps=20, restarts=1, rate=0.01))"))
+    seen = play("none", "informed+public_data", task=DIGITS).seen
+    alone, *_, both = attack.guesses(seen, Rng(1))
+    assert attack.needs == {Know.PUBLIC_DATA, Know.COUNT}
+    assert residual(seen, both.batch).cosine < residual(seen, alone.batch).cosine
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -1,13 +1,14 @@
 """Words: where they are looked for, how they are rearranged and replaced."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from gradleak import registry
 from gradleak.attacks.descent import Descent, Matching
 from gradleak.attacks.parts import moves, objectives
 from gradleak.attacks.parts.labels import Known
@@ -20,7 +21,8 @@ from gradleak.errors import Unsuited
 from gradleak.factored import Reference
 from gradleak.residual import residual
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Facts, Know, Observation
+from gradleak.spec import parse
+from gradleak.types import NOTHING, Facts, Know, Observation, following
 
 CLS, SEP = 2, 3
 
@@ -320,3 +322,21 @@ def test_what_explains_the_update_ends_the_search(scene) -> None:
     wrong[0, 1] = 20
     assert not run.explained(state_at(run, wrong))
     assert isinstance(run.room, TokenRoom) and isinstance(run.reference, Reference)
+
+
+def test_a_language_models_labels_are_what_its_embeddings_say(play) -> None:
+    """The soft labels of the true embeddings are the true next words, and explain the update nearly as well."""
+    scene = play("none", "informed+lengths", task="text(model=transformer3(width=32), data=sentences, limit=6)",
+                 client="one_step(mode=eval)")
+    room, truth = Embeddings().open(scene.seen, 1), scene.secret.batch
+    x = truth.x[None].clone().requires_grad_()
+    said = room.said(x)
+    assert said.shape == (1, *truth.y.shape, scene.seen.classes)
+    there = truth.y >= 0
+    assert torch.equal(said[0].argmax(-1)[there], truth.y[there]) and not said[0][~there].any()
+    assert float(torch.autograd.grad(said.square().sum(), x)[0].abs().max()) > 0
+    assert residual(scene.seen, replace(truth, y=said[0].detach())).cosine < 0.01
+    *_, guess = registry.build("attack", parse("tag(steps=3)")).guesses(scene.seen, Rng(0))
+    assert guess.reading.shape == scene.secret.readings.shape and torch.equal(guess.batch.y, following(guess.reading))
+    with pytest.raises(Unsuited, match="use tag"):
+        next(iter(registry.build("attack", parse("lamp(steps=3)")).guesses(scene.seen, Rng(0))))

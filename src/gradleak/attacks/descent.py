@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.parts import directions, moves, objectives, schedules
-from gradleak.attacks.parts.labels import Counted, Labels, Read, count
+from gradleak.attacks.parts.labels import Counted, Labels, Read, Said, count
 from gradleak.attacks.parts.objectives import Objective
 from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
 from gradleak.attacks.parts.priors import Moment, Prior
@@ -25,7 +25,7 @@ from gradleak.lanes import Lanes
 from gradleak.norms import Statistics, watching
 from gradleak.residual import distance, residual
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Batch, Guess, Know, Observation
+from gradleak.types import NOTHING, Batch, Guess, Know, Observation, following
 
 FLOOR = 1e-12
 """Mismatches below this are rounding: their logarithm is not worth minimising."""
@@ -96,11 +96,12 @@ class Descent:
         return self.steps + (self.beam.sweeps if self.beam else 0)
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
-        if seen.next_word:
-            raise Unsuited("the model predicts words, so that its labels are the sentences themselves; this attack "
-                           "reads what a classifier was given, as in model=minilm")
+        if seen.next_word and (self.search or self.beam or self.starts > 1):
+            raise Unsuited("the model predicts words, so that its labels are the sentences themselves, and this attack "
+                           "moves words under labels that stay; use tag or lti")
         resumed = start is not None and "z" in start.state
-        read = _labels(seen, start, self.labels.read(seen, rng / "labels"))
+        labels = Said() if seen.next_word else self.labels
+        read = _labels(seen, start, labels.read(seen, rng / "labels"))
         run = Matching(self, seen, read, rng, _there(seen, start))
         state = dict(start.state) if resumed and start else run.begin(start)
         every = max(1, self.steps // self.yields)
@@ -166,7 +167,8 @@ class Matching:
             state |= {"there": self.room.mask, "labels": self.fixed}
         if start is None or not isinstance(self.room, TokenRoom) or start.reading.shape != self.room.shape[:2]:
             return state
-        return self.tell(state, start.reading, self.unpack(z)[1][0], z[0, self._beside])
+        y = following(start.reading) if self.seen.next_word else self.unpack(z)[1][0]
+        return self.tell(state, start.reading, y, z[0, self._beside])
 
     def _best_start(self, rng: Rng) -> Tensor:
         """Of several random candidates the one that matches best; then of several orders of its words."""
@@ -209,6 +211,8 @@ class Matching:
     def unpack(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates (R x B x ...) and their labels, hard or soft."""
         x = self.room.decode(z[:, : self.size])
+        if self.seen.next_word:
+            return x, self.words.said(x)
         if not self.read.joint:
             return x, self.fixed.expand(len(z), *self.fixed.shape)
         return x, z[:, self._beside.stop :].reshape(len(z), self.n, self.seen.classes).softmax(-1)
@@ -304,6 +308,8 @@ class Matching:
         both = torch.cat([state["z"], state["best"]])
         x, y = self.unpack(both)
         ids, beside = self.room.readings(x, both[:, self._beside])
+        if self.seen.next_word:
+            y = following(ids.flatten(0, 1)).view(ids.shape)
         y = y.repeat(len(ids) // len(y), *[1] * (y.ndim - 1))
         told = self.room.told(ids, y, beside)
         off = self._scored(self.plan.judge)(told.x, y, told.extra)

@@ -22,8 +22,10 @@ def public(seen: Observation) -> Public:
 class Pictures:
     """Batches of `count` public images, one for each of them, in an order that an answer can be given in.
 
-    Batch number r holds image r and others drawn once and for all. All are given the same `labels`, or, without any,
-    their own. Examples are ordered by label, equal ones by brightness: a client does not care, a regression must.
+    Batch number r holds image r and others drawn once and for all; the numbers after the last image mean the same
+    batches again, seen in a mirror: as good as more images where left and right are alike. All are given the same
+    `labels`, or, without any, their own. Examples are ordered by label, equal ones by brightness: a client does not
+    care, a regression must.
     """
 
     images: Tensor
@@ -36,8 +38,10 @@ class Pictures:
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images (R x count x ...) and labels (R x count) of the batches with these numbers."""
+        turned, rows = rows >= len(self), rows % len(self)
         which = torch.stack([rows, *(self._partner(number)[rows] for number in range(1, self.count))], 1)
         x = self.images[which]
+        x[turned] = x[turned].flip(-1)
         y = self._own[which] if self.labels is None else self.labels.expand(len(rows), self.count)
         if self.count == 1:
             return x, y

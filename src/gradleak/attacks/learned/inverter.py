@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -60,13 +61,17 @@ class Training:
 
     def __init__(self, plan: Inverter, seen: Observation, answers: Answers) -> None:
         self.plan, self.seen, self.answers = plan, seen, answers
-        batch, _ = answers.drawn(torch.arange(2), Rng(0))
-        self.rehearsal = Rehearsal(seen, batch.x, batch.y, batch.extra)
         self.entries = sum(value.numel() for value in seen.update.values())
         self.width = min(self.entries, plan.features or max(1, round(plan.ratio * self.entries)))
         self.depth = len(answers.sizes)
         self.held = min(MOST_HELD, max(1, round(HELD * answers.epoch)))
         self.every = -(-max(1, answers.epoch - self.held) // plan.size)
+
+    @cached_property
+    def rehearsal(self) -> Rehearsal:
+        """Tried out only where there is something to learn: a fit that was kept needs none."""
+        batch, _ = self.answers.drawn(torch.arange(2), Rng(0))
+        return Rehearsal(self.seen, batch.x, batch.y, batch.extra)
 
     @property
     def about(self) -> tuple[object, ...]:

@@ -11,20 +11,23 @@ from torch import Tensor
 
 from gradleak.rng import Rng
 
-STEPS, BOUNDS = 40, (-8.0, 8.0)
-"""Steps of the search for the penalties' logarithms, and how far it may go."""
+STEPS, BOUNDS, ENOUGH = 40, (-8.0, 8.0), 3e-5
+"""Steps of the search for the penalties' logarithms, how far it may go, and a relative gain too small to go on for."""
 
 CONSTANT = 100.0
 """How much more weight an average has than a feature: it is hardly held back."""
 
-GROWTHS = tuple(2 ** (step / 2) for step in range(-2, 9))
+GROWTHS = tuple(2.0**step for step in range(-1, 5))
 """Factors tried on all penalties at once."""
 
 IDLE = 1e-4
 """A block that says less than this share (in power) is left out: it would cost time and change nothing."""
 
-SKETCH = 128
+SKETCH = 64
 """Random directions of the target that stand for all of it while penalties are chosen."""
+
+STRIP = 1024
+"""Rows, or columns, of a product that are taken at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,18 @@ def noise(quiet: Tensor, drawn: Tensor, slices: Sequence[slice]) -> Noise:
 
 @dataclass(frozen=True)
 class Scales:
-    """By how much each block's features are multiplied before a regression with penalty 1 (0: left out), and the
-    squared error to expect of one on the sample alone."""
+    """A penalty a block, beside what noise adds to it, for features of such power; the squared error to expect of a
+    regression on the sample alone."""
 
-    factors: Tensor
+    penalty: Tensor
+    spread: Tensor
+    power: Tensor
     error: float
+
+    def factors(self, total: int) -> Tensor:
+        """By how much each block's features are multiplied before a regression on `total` examples with penalty 1 (0:
+        left out)."""
+        return (1 / ((total * self.spread + self.penalty) * self.power.clamp_min(1e-30))).sqrt()
 
 
 def chosen(
@@ -66,24 +76,21 @@ def chosen(
     A feature with noise of variance s on top is worth what ridge regression makes of it with a penalty of N s beside
     its own: the noise is integrated out, not drawn. What the noise on the example left out costs is counted too.
     """
-    n = len(features)
+    n, width = len(features), target.shape[1]
     power = torch.stack([features[:, part].square().sum() / n for part in slices])
+    spread, penalty = noisy.variance / power.clamp_min(1e-30), torch.full_like(power, torch.inf)
     live = [i for i in range(len(slices)) if float(power[i]) > 1e-20]
     if not live:
-        return Scales(torch.zeros(len(slices)).to(features), float(target.square().mean()))
+        return Scales(penalty, spread, power, float(target.square().mean()))
     kernels = torch.stack([features[:, slices[i]] @ features[:, slices[i]].T / power[i] for i in live]).double()
-    spread = (noisy.variance[live] / power[live]).double()
-    width = target.shape[1]
     goal = (target if width <= SKETCH else target @ rng.normal((width, SKETCH), target) / SKETCH**0.5).double()
-    left_out = LeftOut(kernels, spread, goal)
+    left_out = LeftOut(kernels, spread[live].double(), goal)
     found = minimize(left_out, [begin] * len(live), jac=True, method="L-BFGS-B", bounds=[BOUNDS] * len(live),
-                     options={"maxiter": STEPS})
-    share = 1 / (total * spread + torch.from_numpy(found.x).to(goal).exp())
-    says = left_out.power(share)
-    share = share.where(says > IDLE * says.sum(), torch.zeros_like(share))
-    factors = torch.zeros(len(slices)).to(features)
-    factors[live] = (share / power[live]).sqrt().to(features)
-    return Scales(factors, math.exp(found.fun) / width)
+                     options={"maxiter": STEPS, "ftol": ENOUGH})
+    held_back = torch.from_numpy(found.x).to(goal).exp()
+    says = left_out.power(1 / (total * left_out.spread + held_back))
+    penalty[live] = held_back.where(says > IDLE * says.sum(), torch.inf).to(penalty)
+    return Scales(penalty, spread, power, math.exp(found.fun) / width)
 
 
 @dataclass(frozen=True)
@@ -100,26 +107,29 @@ class LeftOut:
     def __call__(self, logs: Any) -> tuple[float, Any]:
         penalty = torch.as_tensor(logs).to(self.goal).exp()
         n, weight = len(self.goal), 1 / (len(self.goal) * self.spread + penalty)
-        whole = torch.einsum("b,bij->ij", weight, self.kernels)
+        whole = self._sum(weight)
         # The average is learned too: what was centred together with the example left out would tell of it.
         whole += CONSTANT * whole.diagonal().mean()
         whole.diagonal().add_(1.0)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(whole))
         dual, own = inverse @ self.goal, inverse.diagonal()[:, None]
         size = dual.square().sum(1, keepdim=True)
-        noisy = self.spread * weight.square()
-        added = (self.kernels @ dual * dual).sum((1, 2))
-        error = (size / own.square()).mean() + (noisy * added).sum()
-        outer = torch.einsum("b,bij->ij", noisy, self.kernels) @ dual
-        pull = inverse @ (dual / own.square() / n + outer)
-        slope = 2 * ((inverse * (size / own**3 / n).T) @ inverse - pull @ dual.T)
-        each = torch.einsum("ij,bij->b", slope, self.kernels) + 2 * self.spread * weight * added
+        error, ahead, added = (size / own.square()).mean(), dual / own.square() / n, torch.zeros_like(weight)
+        if bool(self.spread.any()):
+            noisy = self.spread * weight.square()
+            added = (self.kernels @ dual * dual).sum((1, 2))
+            error, ahead = error + (noisy * added).sum(), ahead + self._sum(noisy) @ dual
+        slope = 2 * ((inverse * (size / own**3 / n).T) @ inverse - inverse @ ahead @ dual.T)
+        each = self.kernels.flatten(1) @ slope.flatten() + 2 * self.spread * weight * added
         in_logs = -each * weight.square() * penalty
         return float(error.log()), (in_logs / error).numpy()
 
+    def _sum(self, weight: Tensor) -> Tensor:
+        return (weight @ self.kernels.flatten(1)).view_as(self.kernels[0])
+
     def power(self, weight: Tensor) -> Tensor:
         """How much of what is said of the sample each block says, by itself."""
-        whole = torch.einsum("b,bij->ij", weight, self.kernels)
+        whole = self._sum(weight)
         whole.diagonal().add_(1.0)
         dual = torch.cholesky_solve(self.goal, torch.linalg.cholesky(whole))
         return (weight[:, None, None] * (self.kernels @ dual)).square().sum((1, 2))
@@ -137,7 +147,8 @@ def grown(
     if width > SKETCH:
         way = rng.normal((width, SKETCH), target) / SKETCH**0.5
         target, truth = target @ way, truth @ way
-    kernel, across = features @ features.T, held @ features.T
+    kernel, across = torch.zeros(len(features), len(features)).to(features), held @ features.T
+    _add_half(kernel, features.T)
     best = 1.0, math.inf
     for growth in GROWTHS if grow else (1.0,):
         found = across @ _over(kernel / growth, target) / growth
@@ -164,17 +175,18 @@ def solved(rows: Rows, total: int, centre: Tensor, mean: Tensor) -> Line:
     By the smaller of two matrices: with more rows than features, none of them is kept. `centre` and `mean` are guesses
     of the averages, so that what is summed up stays small.
     """
+    pieces = _gathered((features - centre, target - mean) for features, target in rows)
     if total <= len(centre):
-        pieces = [(features - centre, target - mean) for features, target in rows]
         features, target = (torch.cat(part) for part in zip(*pieces, strict=True))
         off, over = features.mean(0), target.mean(0)
         features -= off
-        return Line(features.T @ _over(features @ features.T, target - over), centre + off, mean + over)
+        kernel = torch.zeros(total, total).to(centre)
+        _add_half(kernel, features.T)
+        return Line(features.T @ _over(kernel, target - over), centre + off, mean + over)
     square = torch.zeros(len(centre), len(centre)).to(centre)
     cross, off, over = torch.zeros(len(centre), len(mean)).to(centre), torch.zeros_like(centre), torch.zeros_like(mean)
-    for features, target in rows:
-        features, target = features - centre, target - mean
-        square.addmm_(features.T, features)
+    for features, target in pieces:
+        _add_half(square, features)
         cross.addmm_(features.T, target)
         off += features.sum(0) / total
         over += target.sum(0) / total
@@ -183,10 +195,32 @@ def solved(rows: Rows, total: int, centre: Tensor, mean: Tensor) -> Line:
     return Line(_over(square, cross), centre + off, mean + over)
 
 
-def _over(square: Tensor, right: Tensor) -> Tensor:
-    """(square + 1)^-1 right; the matrix is used up.
+def _gathered(rows: Rows) -> Rows:
+    """Fewer and larger pieces: each one costs a pass over the whole square."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    for piece in rows:
+        kept.append(piece)
+        if sum(len(features) for features, _ in kept) >= STRIP:
+            yield _stacked(kept)
+            kept = []
+    if kept:
+        yield _stacked(kept)
 
-    Sums in float32 are off by a share of the largest entries. Where that makes the matrix indefinite, the solution is
+
+def _stacked(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([features for features, _ in pieces]), torch.cat([target for _, target in pieces])
+
+
+def _add_half(square: Tensor, rows: Tensor) -> None:
+    """Add rows.T @ rows, on and below the diagonal only (and what lies beside it in a strip)."""
+    for first in range(0, len(square), STRIP):
+        square[first:, first : first + STRIP].addmm_(rows[:, first:].T, rows[:, first : first + STRIP])
+
+
+def _over(square: Tensor, right: Tensor) -> Tensor:
+    """(square + 1)^-1 right; of the matrix only what is on and below the diagonal is read, and it is used up.
+
+    Sums in float32 are off by a share of the largest entries. Where that makes the matrix indefinite, its root is
     sought in float64, with no more added to the diagonal than such rounding, times ten until it is enough.
     """
     square.diagonal().add_(1.0)
@@ -199,4 +233,4 @@ def _over(square: Tensor, right: Tensor) -> Tensor:
         wide.diagonal().add_(extra)
         root, failed = torch.linalg.cholesky_ex(wide)
         extra *= 10
-    return torch.cholesky_solve(right.to(root), root).to(right)
+    return torch.cholesky_solve(right, root.to(right))

@@ -2,22 +2,24 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from gradleak.attacks.combine import Stages
 from gradleak.attacks.learned.examples import Pictures, public
 from gradleak.attacks.learned.fit import Learned
 from gradleak.attacks.learned.keep import State
-from gradleak.attacks.learned.penalties import Rows, chosen, grown, noise, solved
+from gradleak.attacks.learned.penalties import Rows, Scales, chosen, grown, noise, solved
 from gradleak.attacks.learned.rehearsal import Blocks, Rehearsal, blocks
 from gradleak.attacks.parts.labels import Known, count
 from gradleak.errors import Unsuited, UsageError
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import Batch, Guess, Know, Observation
+from gradleak.types import Attack, Batch, Guess, Know, Observation
 
-SAMPLE, MORE, HELD, HEARD = 700, 2000, 300, 32
+SAMPLE, MORE, HELD, HEARD = 600, 1400, 300, 32
 """Examples that choose penalties; from which the chosen are tried; held out; that tell how loud a defense is."""
 
 WEAK, STRONG = -3.0, 1.0
@@ -42,6 +44,20 @@ class Ridge:
         return Regression(self, seen, labels)
 
 
+Sample = tuple[Tensor, Tensor]
+"""Features of some batches, and their images."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to weigh the blocks: averages of features and images, what noise leaves of a feature, the penalties."""
+
+    centre: Tensor
+    mean: Tensor
+    gain: Tensor
+    scales: Scales
+
+
 class Regression:
     """One fit: first on a sample, which chooses the penalties, then on all public images."""
 
@@ -54,8 +70,11 @@ class Regression:
         if len(self.pictures) < 3:
             raise Unsuited(f"{len(self.pictures)} public images are too few to learn from; name more")
         self.blocks: Blocks = blocks(seen, tuple(labels.tolist()) if plan.relabel else (), plan.features)
-        x, y = self.pictures(torch.arange(2))
-        self.rehearsal = Rehearsal(seen, x, y, {})
+
+    @cached_property
+    def rehearsal(self) -> Rehearsal:
+        """Tried out only where there is something to learn: a fit that was kept needs none."""
+        return Rehearsal(self.seen, *self.pictures(torch.arange(2)), {})
 
     @property
     def about(self) -> tuple[object, ...]:
@@ -80,55 +99,69 @@ class Regression:
         """First choose, then solve."""
         if int(state["step"]) == 0:
             return {"step": torch.tensor(1), **self._chosen(rng)}
-        everyone = torch.arange(len(self.pictures))
-        line = self._solved(state, self._rows(everyone), len(everyone))
-        return {**state, "step": torch.tensor(2), **line}
+        everyone = torch.arange(len(self.pictures) * int(state["copies"]))
+        return {**state, "step": torch.tensor(2), **self._solved(state, self._rows(everyone), len(everyone))}
+
+    def _stack(self, numbers: Tensor, rng: Rng | None = None) -> Sample:
+        sent, x = (torch.cat(part) for part in zip(*self._rows(numbers, rng), strict=True))
+        return sent, x
 
     def _chosen(self, rng: Rng) -> dict[str, Tensor]:
         """Several ways to weigh the blocks, each the best near where it began on a sample; of these the one that reads
-        held-out images best after learning from more."""
+        held-out images best after learning from more, and mirrored copies of those if that reads them better still."""
         order = (rng / "sample").permutation(len(self.pictures))
         held = max(1, min(HELD, len(order) // 10))
-        sent, x = (torch.cat(part) for part in zip(*self._rows(order[held:][:MORE]), strict=True))
-        loud, truth = (torch.cat(part) for part in zip(*self._rows(order[:held], rng / "held"), strict=True))
-        drawn = torch.cat([part for part, _ in self._rows(order[held:][:HEARD], rng / "drawn")])
-        exact = torch.equal(sent[: len(drawn)], drawn)
-        best: dict[str, Tensor] = {}
-        for unit, begin in self._ways(exact and not _of_one_length(sent)):
-            state = self._scaled(*((_and_unit(sent), _and_unit(drawn)) if unit else (sent, drawn)), x, begin, rng)
-            state |= self._tried(state, (sent, x), (loud, truth), exact, rng)
-            if not best or float(state["error"]) < float(best["error"]):
-                best = state
-        return {**best, **self._solved(best, iter([(sent, x)]), len(x))}
+        numbers = order[held:][:MORE]
+        more, kept = self._stack(numbers), self._stack(order[:held], rng / "held")
+        drawn, _ = self._stack(numbers[:HEARD], rng / "drawn")
+        exact = torch.equal(more[0][: len(drawn)], drawn)
+        ways = [self._scaled(more, drawn, unit, begin, rng)
+                for unit, begin in self._ways(exact and not _of_one_length(more[0]))]
+        tried = [(way, *self._tried(way, more, kept, exact, rng)) for way in ways]
+        way, growth, error = min(tried, key=lambda each: each[2])
+        copies, twice = 1, self._stack(numbers + len(self.pictures))
+        twice = torch.cat([more[0], twice[0]]), torch.cat([more[1], twice[1]])
+        again, less = self._tried(way, twice, kept, exact, rng)
+        if less < error:
+            copies, growth, error = 2, again, less
+        # Penalties grow with the number of examples as they had to grow from the sample to here.
+        size = copies * len(numbers) / SAMPLE
+        further = math.log(copies * len(self.pictures) / SAMPLE) / math.log(size) if size > 1 else 1.0
+        factors = self._factors(way, copies * len(self.pictures)) * growth ** (-further / 2)
+        state = {"centre": way.centre, "mean": way.mean, "gain": way.gain, "factors": factors,
+                 "error": torch.tensor(error), "copies": torch.tensor(copies)}
+        few = more[0][:SAMPLE], more[1][:SAMPLE]
+        return {**state, **self._solved(state, iter([few]), len(few[0]))}
 
-    def _tried(
-        self, state: State, more: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], exact: bool, rng: Rng,
-    ) -> dict[str, Tensor]:
-        """The error on held-out images; and penalties for more examples than chose them, grown as they had to grow
-        here. What a defense draws makes them grow by itself."""
-        used = state["factors"] > 0
-        factors = state["factors"][used]
+    def _tried(self, way: Way, more: Sample, held: Sample, exact: bool, rng: Rng) -> tuple[float, float]:
+        """By how much penalties must grow for so many more examples than chose them, and the error on held-out images.
+        What a defense draws makes them grow by itself."""
+        factors = self._factors(way, len(more[0]))
+        used = factors > 0
+        factors, gain = factors[used], way.gain[used]
         rows, loud = (_like(used, sent)[:, used] * factors for sent, _ in (more, held))
-        gain = state["gain"][used]
-        centre = state["centre"][used] * factors * gain
-        growth, error = grown(rows * gain - centre, more[1] - state["mean"], loud - centre, held[1] - state["mean"],
-                              exact and len(rows) > SAMPLE, rng / "grown")
-        further = math.log(len(self.pictures) / SAMPLE) / math.log(len(rows) / SAMPLE) if len(rows) > SAMPLE else 1.0
-        return {"error": torch.tensor(error), "factors": state["factors"] * growth ** (-further / 2)}
+        centre = way.centre[used] * factors * gain
+        return grown(rows * gain - centre, more[1] - way.mean, loud - centre, held[1] - way.mean,
+                     exact and len(rows) > SAMPLE, rng / "grown")
+
+    def _factors(self, way: Way, total: int) -> Tensor:
+        return _spread(way.scales.factors(total), self._slices(len(way.centre)))
 
     def _ways(self, telling: bool) -> list[tuple[bool, float]]:
         """With the update's direction, where it says something else than the update, or without; and where the
         penalties' logarithms begin."""
         return [(False, WEAK), (False, STRONG), *([(True, WEAK)] if telling and self.plan.layers else [])]
 
-    def _scaled(self, sent: Tensor, drawn: Tensor, x: Tensor, begin: float, rng: Rng) -> dict[str, Tensor]:
+    def _scaled(self, more: Sample, drawn: Tensor, unit: bool, begin: float, rng: Rng) -> Way:
+        sent, x = more
+        if unit:
+            sent, drawn = _and_unit(sent), _and_unit(drawn)
         slices = self._slices(sent.shape[1])
         heard = noise(sent[: len(drawn)], drawn, slices)
-        centre, mean = sent.mean(0), x.mean(0)
-        left = (sent[:SAMPLE] - centre) * _spread(heard.gain, slices)
-        factors = chosen(left, x[:SAMPLE] - mean, slices, heard, len(self.pictures), begin, rng / "sketch").factors
-        return {"centre": centre, "mean": mean, "gain": _spread(heard.gain, slices),
-                "factors": _spread(factors, slices)}
+        centre, mean, gain = sent.mean(0), x.mean(0), _spread(heard.gain, slices)
+        scales = chosen((sent[:SAMPLE] - centre) * gain, x[:SAMPLE] - mean, slices, heard, len(self.pictures), begin,
+                        rng / "sketch")
+        return Way(centre, mean, gain, scales)
 
     def _solved(self, state: State, rows: Rows, total: int) -> dict[str, Tensor]:
         """The regression as one product and a sum, on the features that are of use."""
@@ -174,16 +207,20 @@ def _spread(blocks: Tensor, slices: list[slice]) -> Tensor:
 
 
 @register("attack", "ridge_inverter")
-def ridge_inverter(relabel: bool = True, layers: bool = True, features: int = 20_000) -> Learned:
+def ridge_inverter(
+    relabel: bool = True, layers: bool = True, features: int = 20_000, then: Attack | None = None,
+) -> Learned | Stages:
     """Solve for the map from updates to images in closed form, on public images (knowledge public_data).
 
     The labels are read off the update; every public image is given them, played through the client and its defense as
     far as they are known, and one ridge regression leads from what would be sent back to the image. Each layer has a
     penalty of its own, chosen by the error on images left out, which also says whether the update's direction should
-    be added; what a defense draws is integrated out. relabel=false and layers=false are ablations (labels as they come;
-    one penalty); models with more weights than `features` are hashed. Batches are solved for as a whole, in the order
-    of their labels.
+    be added, and whether mirrored copies of the images; what a defense draws is integrated out. relabel=false and
+    layers=false are ablations (labels as they come; one penalty); models with more weights than `features` are hashed.
+    Batches are solved for as a whole, in the order of their labels. `then` names an attack that starts from the answer,
+    such as ig(steps=1000, restarts=1, rate=0.01); what explains the update better is kept.
     """
     if features < 1:
         raise UsageError(f"ridge_inverter(features={features}): at least 1")
-    return Learned(Ridge(relabel, layers, features))
+    inverter = Learned(Ridge(relabel, layers, features))
+    return inverter if then is None else Stages((inverter, then))

@@ -52,6 +52,17 @@ class Joint:
 
 
 @dataclass(frozen=True)
+class Said:
+    """A language model's: the sentences themselves, so that there is nothing to read beforehand."""
+
+    needs = frozenset({Know.COUNT})
+
+    def read(self, seen: Observation, rng: Rng) -> Read:
+        n = count(seen)
+        return Read(torch.zeros(n, dtype=torch.long), torch.ones(n))
+
+
+@dataclass(frozen=True)
 class Given:
     """As granted by the threat."""
 

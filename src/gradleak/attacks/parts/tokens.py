@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.attacks.parts.lengths import lengths
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from gradleak.attacks.parts.masks import Masks
     from gradleak.attacks.parts.places import Places
 
+
+SHARP = 40.0
+"""How much nearness tells where a place is asked for its word: a word's own embedding then says hardly any other."""
 
 Listing = Callable[[Observation, Tensor], Tensor]
 """Per token whether it may stand in sentences of such lengths, as far as an observation tells."""
@@ -214,6 +218,15 @@ class TokenRoom:
     def read(self, data: Tensor) -> Tensor:
         """The nearest words, with the frame around them."""
         return torch.where(self.inside, self.nearest(data), self.frame)
+
+    def said(self, data: Tensor) -> Tensor:
+        """A language model's labels for stacked candidates (R x B x L x words): at each place the word that follows,
+        as softly as its embedding tells it. The search can then differentiate in what is said as in what is read."""
+        near = (F.normalize(data, dim=-1) @ F.normalize(self.table, dim=1).mT * SHARP).masked_fill(
+            ~self.vocabulary.usable, -torch.inf).softmax(-1)
+        known = F.one_hot(self.frame.clamp_min(0), len(self.table)).to(near)
+        near = torch.where((self.frame == NOTHING)[..., None], near, known) * self.mask[..., None]
+        return F.pad(near[..., 1:, :], (0, 0, 0, 1))
 
     def told(self, ids: Tensor, labels: Tensor, beside: Tensor | None = None) -> Batch:
         """Stacked rows of tokens as batches to replay."""
