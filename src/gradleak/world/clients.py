@@ -46,18 +46,11 @@ class Participation(Protocol):
 kind_of(Participation, "client")
 
 
-@register("client", "one_step")
 @dataclass(frozen=True)
-class OneStep:
-    """FedSGD: the gradient of the batch's mean loss."""
+class _Once:
+    """A client that takes one step, with all examples in their order."""
 
     mode: Mode = "train"
-
-    def of(self, learner: Learner) -> Client:
-        def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
-            return gradient(lambda p: learner.loss(p, batch, self.mode, rng), params)
-
-        return client
 
     def random(self, learner: Learner, count: int) -> bool:
         return learner.drops and self.mode == "train"
@@ -76,12 +69,22 @@ class OneStep:
         return {"steps": 1}
 
 
+@register("client", "one_step")
+@dataclass(frozen=True)
+class OneStep(_Once):
+    """FedSGD: the gradient of the batch's mean loss."""
+
+    def of(self, learner: Learner) -> Client:
+        def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
+            return gradient(lambda p: learner.loss(p, batch, self.mode, rng), params)
+
+        return client
+
+
 @register("client", "per_sample")
 @dataclass(frozen=True)
-class PerSample:
+class PerSample(_Once):
     """Each example's gradient by itself (BatchNorm sees one example), then their mean: how DP-SGD clients compute."""
-
-    mode: Mode = "train"
 
     def of(self, learner: Learner) -> Client:
         def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
@@ -91,22 +94,6 @@ class PerSample:
             return {name: value.mean(0) for name, value in each.items()}
 
         return client
-
-    def random(self, learner: Learner, count: int) -> bool:
-        return learner.drops and self.mode == "train"
-
-    def dropped(self, learner: Learner, batch: Batch, rng: Rng) -> Mapping[str, Tensor]:
-        return learner.masks(batch, self.mode, rng) if self.random(learner, len(batch.x)) else {}
-
-    def sites(self, learner: Learner, batch: Batch) -> tuple[Site, ...]:
-        return learner.sites(batch, self.mode) if self.random(learner, len(batch.x)) else ()
-
-    def order(self, count: int, rng: Rng) -> Tensor:
-        return torch.arange(count)
-
-    @property
-    def protocol(self) -> Mapping[str, float]:
-        return {"steps": 1}
 
 
 def _rows(batch: Batch, rows: Tensor | slice) -> Batch:
