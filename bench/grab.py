@@ -3,6 +3,7 @@
 python bench/grab.py practical|benchmark|assumptions|noise|pruned|rates|models [--batch 1] [--sentences 16] [--seeds 1]
     [--seconds 60] [--attacks grab 'grab(masks=none)' ...] [--data DIR]
 python bench/grab.py speed|memory [--batch 4] [--data DIR]
+python bench/grab.py masks [--sentences 3] [--first 40] [--data DIR]
 
 Practical: dropout as the model has it, embeddings frozen. Benchmark: no dropout. Every batch is attacked in every way
 before the next one is drawn, so that the means so far, printed after each, are of the same sentences. --seconds stops
@@ -192,7 +193,7 @@ def ask(what: str, given: argparse.Namespace, folder: Path) -> None:
               for model in dict.fromkeys(row[0] for row in asked)}
     found = {row: Tally() for row in asked}
     for seed in range(given.seeds):
-        for trial in range(max(1, given.sentences // given.batch)):
+        for trial in range(given.first, given.first + max(1, given.sentences // given.batch)):
             for row, tally in found.items():
                 secret, seen = observed(worlds[row[0]], row, given.batch, trial, seed)
                 try:
@@ -206,7 +207,7 @@ def ask(what: str, given: argparse.Namespace, folder: Path) -> None:
                 if given.verbose:
                     texts = [seen.vocabulary.sentence(r).text for r in guess.reading] if seen.vocabulary else []
                     print(f"    {row[4]} {row[2]} {row[3]}: {texts}", file=sys.stderr, flush=True)
-            print(f"\n{what}, batch {given.batch}, after {trial + 1} batches of seed {seed}: n, exact | "
+            print(f"\n{what}, batch {given.batch}, after {trial + 1 - given.first} batches of seed {seed}: n, exact | "
                   "grab_rouge 1 2 L | one to one 1 2 L | labels | residual | seconds")
             for row, tally in found.items():
                 print(f"  {row[0][-18:]:18} {row[2]:27} {row[3]:22} {row[4]:38} {tally.line()} | "
@@ -216,11 +217,12 @@ def ask(what: str, given: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asks = ("practical", "benchmark", "assumptions", "noise", "pruned", "rates", "models")
-    options.add_argument("what", nargs="+", choices=(*asks, "speed", "memory"))
+    options.add_argument("what", nargs="+", choices=(*asks, "speed", "memory", "masks"))
     options.add_argument("--data", type=Path, default=DATA, help="a folder with cola, sst2 and rt in it")
     options.add_argument("--corpus", choices=list(CORPORA), default="cola")
     options.add_argument("--batch", type=int, default=1)
     options.add_argument("--sentences", type=int, default=16)
+    options.add_argument("--first", type=int, default=0, help="batches to pass over")
     options.add_argument("--seeds", type=int, default=1)
     options.add_argument("--seconds", type=float, default=1e9)
     options.add_argument("--attacks", nargs="+", help="instead of the question's own")
@@ -235,9 +237,9 @@ def main() -> None:
             if what in asks:
                 ask(what, given, Path(folder))
             else:
-                from grab_cost import memory, speed
+                from grab_cost import masks, memory, speed
 
-                (speed if what == "speed" else memory)(given, Path(folder))
+                {"speed": speed, "memory": memory, "masks": masks}[what](given, Path(folder))
 
 
 if __name__ == "__main__":

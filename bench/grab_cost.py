@@ -1,4 +1,5 @@
-"""What GRAB costs: candidates a second beside a plain loop, and memory by batch size. Called by bench/grab.py."""
+"""What GRAB costs: candidates a second beside a plain loop, memory by batch size; and what its learnt masks are worth.
+Called by bench/grab.py."""
 
 import argparse
 import resource
@@ -18,19 +19,23 @@ from gradleak.attacks.scoring import Scoring
 from gradleak.factored import Reference
 from gradleak.rng import Rng
 from gradleak.spec import parse
-from gradleak.types import NOTHING, Batch, Observation, Secret
+from gradleak.types import NOTHING, Batch, Know, Observation, Secret
 from gradleak.world.task import World
 
 MANY, FEW, ROUNDS = 96, 4, 5
 
 
+def opened_world(given: argparse.Namespace, folder: Path, batch: int) -> World:
+    file = drawn(given.corpus, given.data, max(64, batch), folder)
+    world: World = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}))")).open(Rng(0))
+    return world
+
+
 def scene(given: argparse.Namespace, folder: Path, batch: int) -> tuple[World, Secret, Observation]:
     from grab import observed
 
-    file = drawn(given.corpus, given.data, max(64, batch), folder)
-    world = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}))")).open(Rng(0))
-    secret, seen = observed(world, (given.model, "train", "none", "curious+labels+lengths", ""), batch, 0, 0)
-    return world, secret, seen
+    world = opened_world(given, folder, batch)
+    return world, *observed(world, (given.model, "train", "none", "curious+labels+lengths", ""), batch, 0, 0)
 
 
 def opened(seen: Observation) -> Matching:
@@ -114,3 +119,32 @@ def memory(given: argparse.Namespace, folder: Path) -> None:
     print(f"\nmemory: batch {batch}, {run.room.shape[1]} tokens the longest: {run.size} numbers of words, "
           f"{run.room.beside} of masks ({run.room.beside * 4 / 2**20:.1f} MiB a copy); {before:.2f} GiB before, "
           f"{peak:.2f} GiB at most; {each:.2f} s a step{swept}", flush=True)
+
+
+def masks(given: argparse.Namespace, folder: Path) -> None:
+    """How far masks learnt in one round are the true ones, and how well the true words explain the update with them as
+    they are, believed by half, or rounded to dropped and kept."""
+    from grab import observed
+
+    world = opened_world(given, folder, 1)
+    print("\nmasks: of those learnt below 0.5, dropped; of the dropped, below 0.5 | mismatch of the true words with "
+          "masks at their mean, learnt, by half, rounded")
+    for trial in range(given.first, given.first + given.sentences):
+        row = (given.model, "train", "none", "curious+labels+lengths", "")
+        secret, seen = observed(world, row, 1, trial, 0)
+        _, told = observed(world, (*row[:3], "curious+labels+lengths+dropout", ""), 1, trial, 0)
+        truth, run = told.facts[Know.DROPOUT], opened(seen)
+        assert isinstance(truth, dict) and run.words.masks is not None
+        state = run.begin(None)
+        for step in range(run.plan.steps):
+            state = run.advance(state, step)
+        found = state["best"][0, run.size : run.size + run.words.beside]
+        kept = torch.cat([(truth[name] > 0).flatten() for name in run.words.masks.sites])
+        mean, off = run.words.masks.mean, []
+        scoring = Scoring(run.replay, objectives.layer_cosine, run.reference)
+        for tried in (mean, found, torch.lerp(mean, found, 0.5), (found > 0.5).to(found)):
+            batch = run.words.told(secret.readings[None], secret.labels[None], tried[None])
+            off.append(float(scoring(batch.x, batch.y, batch.extra)))
+        below = found < 0.5
+        print(f"  {float((~kept)[below].float().mean()):.2f} {float(below[~kept].float().mean()):.2f} | "
+              + " ".join(f"{value:.3f}" for value in off), flush=True)
