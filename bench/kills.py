@@ -8,13 +8,18 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from safetensors.torch import load_file
+
+from gradleak import cli
+from gradleak.audit import drive
+from gradleak.report import html, plots  # noqa: F401  the same
 
 AUDIT = """name = "kills"
 task = "image(model=mlp(width=16), data=photos(size=8, count=40))"
@@ -22,38 +27,55 @@ attacks = ["dlg(steps=30, restarts=1)"]
 threats = ["informed"]
 defenses = ["none", "prune(keep=0.3)", "sign"]
 metrics = ["psnr"]
-trials = 2
+trials = 4
 """
 
-
-def start(folder: Path, out: str, on: str) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that all it started can be found."""
-    command = [sys.executable, "-m", "gradleak.cli", "run", "audit.toml", "--out", out, "--on", on]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GRADLEAK_CHECKPOINT_SECONDS": "0"}
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            start_new_session=True)
+EARLY, MOMENT = 0.5, 0.2
+"""The share of kills that do not wait for a checkpoint of their sitting, and seconds within which a kill comes."""
 
 
-def under_way(run: Path, process: subprocess.Popen[bytes]) -> bool:
+def start(folder: Path, out: str, on: str) -> BaseProcess:
+    """The command line in a process of its own, forked so that nobody pays for the imports again."""
+    process = get_context("fork").Process(target=_command, args=(folder, out, on))
+    process.start()
+    return process
+
+
+def _command(folder: Path, out: str, on: str) -> None:
+    os.chdir(folder)
+    os.environ["GRADLEAK_CHECKPOINT_SECONDS"] = "0"
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1), os.dup2(quiet, 2)
+    sys.argv = ["gradleak", "run", "audit.toml", "--out", out, "--on", on]
+    cli.main()
+
+
+def under_way(run: Path, process: BaseProcess) -> bool:
     """Wait for a checkpoint of this sitting; False if the run ends before."""
     began = time.time()
-    while process.poll() is None:
+    while process.is_alive():
         if any(p.exists() and p.stat().st_mtime > began for p in run.glob("cells/*/state.safetensors")):
             return True
-        time.sleep(0.02)
+        time.sleep(0.01)
     return False
 
 
-def worker_of(driver: int) -> int | None:
-    """A process that computes cells for this driver: a worker of `processes`, or of Ray."""
+def workers_of(driver: int) -> list[int]:
+    """Processes that compute cells for this driver: workers of `processes`, or of Ray while they do."""
+    parents, working = {}, []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            words, session = (place / "cmdline").read_bytes(), os.getsid(int(place.name))
+            words, after = (place / "cmdline").read_bytes(), (place / "stat").read_text().rpartition(") ")[2]
         except OSError:
             continue
-        if session == driver and (b"engines.worker" in words or words.startswith(b"ray::work")):
-            return int(place.name)
-    return None
+        parents[int(place.name)] = int(after.split()[1])
+        if b"engines.worker" in words or words.startswith(b"ray::work"):
+            working.append(int(place.name))
+
+    def below(one: int) -> bool:
+        return one == driver or (one in parents and below(parents[one]))
+
+    return [one for one in working if below(one)]
 
 
 def results(run: Path) -> dict[str, object]:
@@ -61,7 +83,7 @@ def results(run: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(run.glob("cells/*/scores.json")):
         trials = json.loads(path.read_text())["trials"]
-        assert [t["trial"] for t in trials] == list(range(2)), path
+        assert [t["trial"] for t in trials] == list(range(4)), path
         found[path.parent.name] = [{k: v for k, v in t.items() if k != "seconds"} for t in trials]
         found[path.parent.name + " guess"] = {
             k: v.flatten().tolist() for k, v in sorted(load_file(path.parent / "guess.safetensors").items())}
@@ -73,12 +95,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--on", default="local")
     parser.add_argument("--victim", choices=["driver", "worker"], default="driver")
+    parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
-    draw, kills, runs, wrong = random.Random(0), 0, 0, 0
+    draw, kills, runs, wrong = random.Random(wanted.seed), 0, 0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "audit.toml").write_text(AUDIT)
-        start(folder, "whole", "local").wait()
+        drive.load(folder / "audit.toml")  # once, for all that are forked: what they would do first
+        start(folder, "whole", "local").join()
         whole = results(folder / "whole")
         assert len(whole) == 6
         while kills < wanted.kills:
@@ -86,17 +110,17 @@ def main() -> None:
             run, finished = folder / f"run{runs}", False
             while not finished:
                 process = start(folder, run.name, wanted.on)
-                if kills < wanted.kills and under_way(run, process):
-                    time.sleep(draw.random() * 0.5)
-                    victim = process.pid if wanted.victim == "driver" else worker_of(process.pid)
-                    if victim is not None and process.poll() is None:
-                        os.kill(victim, signal.SIGKILL)
+                while kills < wanted.kills and process.is_alive() and (
+                        draw.random() < EARLY or under_way(run, process)):
+                    time.sleep(draw.random() * MOMENT)
+                    found = [process.pid] if wanted.victim == "driver" else workers_of(process.pid)
+                    if found and process.is_alive():
+                        os.kill(draw.choice(found), signal.SIGKILL)
                         kills += 1
-                    if wanted.victim == "driver":
-                        process.wait()
-                        continue
-                process.wait()
-                finished = process.returncode in (0, 1, 3)
+                        if wanted.victim == "driver":
+                            process.join()
+                process.join()
+                finished = process.exitcode in (0, 1, 3)
             wrong += results(run) != whole
             print(f"{kills} kills, {runs} runs, {wrong} of them differ from the undisturbed one", flush=True)
     sys.exit(1 if wrong else 0)

@@ -22,6 +22,12 @@ from gradleak.hub import library
 RETRIES = 5
 POLL_SECONDS = 1.0
 
+PASSED = ("PYTHONPATH", "GRADLEAK_CHECKPOINT_SECONDS", "GRADLEAK_CACHE")
+"""What workers elsewhere must know of the environment here."""
+
+OURS = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+"""A Ray of our own runs cells and nothing else: they need not yield to other work, as Ray's workers do by default."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -56,12 +62,13 @@ def work(table: dict[str, Any], folder: str) -> str | None:
 def run(jobs: Sequence[Job], tell: Tell, cluster: Cluster) -> None:
     """Hand out all cells; Ray decides where each runs and tries again what dies."""
     ray = library("ray", "--on ray needs", "pip install 'gradleak[ray]'")
-    passed = {name: os.environ[name] for name in ("PYTHONPATH", "GRADLEAK_CHECKPOINT_SECONDS") if name in os.environ}
+    passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+    options = {"runtime_env": {"env_vars": passed}} if cluster.address else OURS
     try:
-        ray.init(address=cluster.address, include_dashboard=False if cluster.address is None else None,
-                 log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": passed})
+        ray.init(address=cluster.address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, RuntimeError, ValueError) as problem:
-        raise UsageError(f"--on ray://{cluster.address}: {str(problem).splitlines()[0]}; is the cluster up?") from None
+        raise UsageError(f"--on ray: {cluster.address or 'here'}: {str(problem).splitlines()[0]}; is that cluster "
+                         "up?") from None
     try:
         _hand_out(ray, jobs, tell, cluster)
     finally:
@@ -75,20 +82,27 @@ def _hand_out(ray: Any, jobs: Sequence[Job], tell: Tell, cluster: Cluster) -> No
     remote = ray.remote(**takes)(work)
     waiting = {remote.remote(asdict(cell), str(folder.path.absolute())): number
                for number, (cell, folder) in enumerate(jobs)}
+    told = [0.0] * len(jobs)
     while waiting:
-        done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
-        for task in done:
-            number = waiting.pop(task)
-            try:
-                problem = ray.get(task)
-            except ray.exceptions.RayError as lost:
-                raise GradleakError(f"a cell was lost {RETRIES + 1} times ({type(lost).__name__}); the same command "
-                                    "goes on where it stopped; if memory ran out: --on 'ray(memory=8)'") from None
-            if problem:
-                raise GradleakError(problem)
-            tell(number, 1.0)
-        for number in waiting.values():
-            tell(number, _share(*jobs[number]))
+        done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)
+        now = {number: _share(*jobs[number]) for number in waiting.values()}
+        now |= {waiting.pop(task): _end(ray, task) for task in done}
+        for number, share in now.items():
+            if share != told[number]:
+                told[number] = share
+                tell(number, share)
+
+
+def _end(ray: Any, task: Any) -> float:
+    """What a cell that ended is worth, if it ended well."""
+    try:
+        problem = ray.get(task)
+    except ray.exceptions.RayError as lost:
+        raise GradleakError(f"a cell was lost {RETRIES + 1} times ({type(lost).__name__}); the same command goes on "
+                            "where it stopped; if memory ran out: --on 'ray(memory=8)'") from None
+    if problem:
+        raise GradleakError(problem)
+    return 1.0
 
 
 def _share(cell: Cell, folder: CellDir) -> float:
