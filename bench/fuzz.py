@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import fuzz
@@ -61,7 +62,8 @@ def main() -> None:
             many("update files", fuzz.update_files(), lambda x: fuzz.try_update(x, folder), 4 * share),
             many("captures' notes", fuzz.notes(), lambda x: fuzz.try_note(x, folder / "note"), 2 * share),
             many("audit files", fuzz.audit_files(), lambda x: fuzz.try_audit(x, folder), 3 * share),
-            many("run directories", fuzz.edits(), lambda x: fuzz.try_run(x, whole, folder), share),
+            many("run directories", st.lists(fuzz.edits(), min_size=1, max_size=3),
+                 lambda x: fuzz.try_run(x, whole, folder), share),
         ]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"memory grew by at most {grown:.0f} MiB")

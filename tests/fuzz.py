@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from gradleak.audit import drive
 from gradleak.audit.plan import Audit, from_table, read
@@ -37,6 +38,12 @@ def plain_update() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
+CHANGES = [
+    lambda v: v * float("nan"), lambda v: v * float("inf"), lambda v: v.long(), lambda v: v.half(),
+    lambda v: v.to(torch.complex64), lambda v: v[:1], lambda v: v[None], lambda v: v * 0, lambda v: v * 1e38,
+    lambda v: v.bool(), lambda v: v.to(torch.float8_e4m3fn), lambda v: v.double()]
+
+
 @st.composite
 def update_files(draw: Any) -> bytes:
     """A good file that was cut, overwritten, or given another head: huge shapes, wrong types, overlapping places."""
@@ -56,10 +63,7 @@ def update_files(draw: Any) -> bytes:
     if kind == "values":
         spoiled = {name: value.clone() for name, value in plain_update().items()}
         name = draw(st.sampled_from(sorted(spoiled)))
-        change = draw(st.sampled_from([
-            lambda v: v * float("nan"), lambda v: v * float("inf"), lambda v: v.long(), lambda v: v.half(),
-            lambda v: v.to(torch.complex64), lambda v: v[:1], lambda v: v[None], lambda v: v * 0, lambda v: v * 1e38,
-            lambda v: v.bool(), lambda v: v.to(torch.float8_e4m3fn), lambda v: v.double()]))
+        change = draw(st.sampled_from(CHANGES))
         spoiled[name] = change(spoiled[name]).contiguous()
         return save(spoiled)
     size = struct.unpack("<Q", good[:8])[0]
@@ -157,26 +161,31 @@ def tiny_run(folder: Path) -> Run:
     return drive.run(audit, folder / "whole")
 
 
+FILES = ["plan.json", "environment.json", "audit.toml", "scores.json", "cell.json", "events.jsonl",
+         "guess.safetensors", "done"]
+ENDS = ["DELETE", "CUT", "DEEP", "HUGE"]
+Edit = tuple[int, str, tuple[int, ...], Any]
+
+
 @st.composite
-def edits(draw: Any) -> tuple[int, str, tuple[int, ...], Any]:
-    """Which file of a run, and what becomes of one place in it: a path of choices, and a value or a cut."""
-    files = ["plan.json", "environment.json", "audit.toml", "scores.json", "cell.json", "events.jsonl",
-             "guess.safetensors", "done"]
-    return (draw(st.integers(0, 1)), draw(st.sampled_from(files)),
-            tuple(draw(st.lists(st.integers(0, 30), max_size=5))),
-            draw(st.one_of(VALUES, st.sampled_from(["DELETE", "CUT"]))))
+def edits(draw: Any) -> Edit:
+    """Which file of a run, and what becomes of one place in it: a path of choices, and a value or an end."""
+    value = st.one_of(VALUES, WORDS.map(lambda w: w + SCRIPT), st.sampled_from(ENDS), st.integers(0, len(CHANGES) - 1))
+    return (draw(st.integers(0, 1)), draw(st.sampled_from(FILES)),
+            tuple(draw(st.lists(st.integers(0, 30), max_size=6))), draw(value))
 
 
-def try_run(edit: tuple[int, str, tuple[int, ...], Any], whole: Run, folder: Path) -> str:
+def try_run(changes: list[Edit], whole: Run, folder: Path) -> str:
     shutil.rmtree(folder / "copy", ignore_errors=True)
     shutil.copytree(whole.path, folder / "copy")
-    _edit(folder / "copy", *edit)
+    for edit in changes:
+        _edit(folder / "copy", *edit)
 
     def looked_at() -> None:
         run = open_run(folder / "copy")
         json.dumps(as_json(run.path))
         text = page(run, show_truth=True)
-        assert SCRIPT not in text and "<script>owned" not in text
+        assert SCRIPT not in text and "<script>owned" not in text and "<img src=x" not in text
 
     return _asked(looked_at)
 
@@ -188,11 +197,38 @@ def _edit(run: Path, cell: int, name: str, path: tuple[int, ...], value: Any) ->
         file.unlink(missing_ok=True)
         return
     content = file.read_bytes()
-    if value == "CUT" or not name.endswith(".json"):
+    if value == "DEEP":
+        file.write_bytes(b'{"a": [' * 100_000)
+    elif value == "HUGE":
+        file.write_bytes(content + b" " * 10_000_000)
+    elif value == "CUT" or name in ("audit.toml", "done"):
         file.write_bytes(content[: (path or (0,))[0] * max(1, len(content) // 30)])
-        return
-    table = json.loads(content)
-    file.write_bytes(json.dumps(_replaced(table, path, value)).encode("utf-8", "surrogatepass"))
+    elif name == "guess.safetensors":
+        file.write_bytes(_other_tensors(content, path, value))
+    elif name == "events.jsonl":
+        lines = _replaced([json.loads(line) for line in content.splitlines() if line[:1] == b"{"], path, value)
+        file.write_text("\n".join(map(json.dumps, lines if isinstance(lines, list) else [lines])))
+    else:
+        try:
+            table = json.loads(content)
+        except (ValueError, RecursionError):
+            return
+        file.write_bytes(json.dumps(_replaced(table, path, value)).encode("utf-8", "surrogatepass"))
+
+
+def _other_tensors(content: bytes, path: tuple[int, ...], value: Any) -> bytes:
+    """One of a cell's guesses changed, or gone, or under another name."""
+    try:
+        tensors = load(content)
+    except SafetensorError:
+        return content
+    name = sorted(tensors)[(path or (0,))[0] % len(tensors)]
+    one = tensors.pop(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        tensors[name] = CHANGES[value % len(CHANGES)](one).contiguous()
+    elif isinstance(value, str):
+        tensors[value.encode("utf-8", "replace").decode()] = one
+    return save(tensors)
 
 
 def _replaced(table: Any, path: tuple[int, ...], value: Any) -> Any:

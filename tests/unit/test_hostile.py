@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import fuzz
@@ -29,7 +30,7 @@ def whole(folder: Path) -> Run:
 def test_the_plain_inputs_are_answered(folder: Path, whole: Run) -> None:
     assert fuzz.try_update(fuzz.save(fuzz.plain_update()), folder) == "answered"
     assert fuzz.try_audit(b"trials = 1", folder) == "answered"
-    assert fuzz.try_run((0, "plan.json", (1, 0, 0), "tiny"), whole, folder) in ("answered", "refused")
+    assert fuzz.try_run([], whole, folder) == "answered"
 
 
 @few
@@ -51,9 +52,9 @@ def test_an_audit_file(content: bytes, folder: Path) -> None:
 
 
 @settings(few, max_examples=25)
-@given(edit=fuzz.edits())
-def test_a_run_directory(edit, whole: Run, folder: Path) -> None:
-    fuzz.try_run(edit, whole, folder)
+@given(edits=st.lists(fuzz.edits(), min_size=1, max_size=3))
+def test_a_run_directory(edits: list[fuzz.Edit], whole: Run, folder: Path) -> None:
+    fuzz.try_run(edits, whole, folder)
 
 
 def test_ten_megabytes_and_endless_sweeps_are_refused(tmp_path: Path) -> None:

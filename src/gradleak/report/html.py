@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from gradleak.audit.plan import Cell
@@ -128,12 +129,9 @@ def page(run: Run, show_truth: bool = False) -> str:
     """The page as text."""
     judged = rows(run)
     here = files("gradleak.report")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(figure=figure, fixed=fixed, residual=residual, epsilon=epsilon)
-    environment.filters["xmlattr_data"] = _data
     code, shown = interactive.script(), cards(run, judged, show_truth)
     texts = {card.text for card in shown}
-    return environment.from_string((here / "page.html").read_text("utf-8")).render(
+    return _template().render(
         css=Markup((here / "page.css").read_text("utf-8")), script=Markup(code), policy=interactive.policy(code),
         choices=interactive.choices(judged), facets=interactive.facets,
         audit=run.audit(), rows=judged, headline=headline(judged), cards=shown,
@@ -145,6 +143,15 @@ def page(run: Run, show_truth: bool = False) -> str:
         examples="examples" if len(texts) > 1 else "sentences" if True in texts else "images",
         meaning=MEANING, symbol=SYMBOL, exit_codes=EXIT, toml=_toml(run), environment=_environment(run),
     )
+
+
+@cache
+def _template() -> Template:
+    """Compiled once: that takes as long as filling it in."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(figure=figure, fixed=fixed, residual=residual, epsilon=epsilon)
+    environment.filters["xmlattr_data"] = _data
+    return environment.from_string((files("gradleak.report") / "page.html").read_text("utf-8"))
 
 
 def _data(values: dict[str, str]) -> Markup:
