@@ -115,6 +115,44 @@ class Hf:
         return _opened(net, tokenizer, self.pad, repr(self), net.config.num_labels)
 
 
+@register("language", "lora")
+@dataclass(frozen=True)
+class Lora:
+    """Another model, frozen, with low-rank adapters that alone are trained, and its head: `lora(minilm, rank=8)`.
+
+    As peft does it: W x + (alpha / rank) B A x, with B zero at first, for the layers whose names end as `targets` says
+    (separated by spaces); without, for those that peft takes by default (mostly query and value).
+    """
+
+    model: LanguageModel
+    rank: int = 8
+    alpha: float = 16
+    targets: str | None = None
+    causal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.model.causal:
+            raise UsageError(f"{self!r}: a rank of at least 1, around a model that classifies; as in lora(minilm)")
+
+    def open(self, classes: int) -> Language:
+        peft = library("peft", "lora needs", "pip install 'gradleak[peft]'")
+        language = self.model.open(classes)
+        net: Any = language.module.net
+        targets = self.targets.split() if self.targets else None
+        try:
+            peft.inject_adapter_in_model(
+                peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=targets), net)
+        except (ValueError, KeyError, TypeError) as problem:
+            raise UsageError(f"{self!r}: {first_line(problem)}; name the layers, as in targets='query value'") from None
+        for name, part in net.named_parameters():
+            part.requires_grad_("lora_" in name or name.startswith(HEADS))
+        return language
+
+
+HEADS = ("classifier.", "score.")
+"""What sits behind a model that classifies: fresh, so that it is trained and sent in full, as peft does."""
+
+
 @register("language", "python")
 @dataclass(frozen=True)
 class FromPython:

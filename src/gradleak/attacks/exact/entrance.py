@@ -9,9 +9,9 @@ from torch import Tensor
 from gradleak.attacks.exact.asking import reached
 from gradleak.attacks.exact.dictionary import Dictionary, dictionary
 from gradleak.attacks.exact.reading import Sentence
-from gradleak.attacks.exact.span import Span, span, stacked
+from gradleak.attacks.exact.span import Span, behind, oriented, span, stacked
 from gradleak.attacks.parts.tokens import embed, looks_up
-from gradleak.calculus import layout
+from gradleak.calculus import layout, peek
 from gradleak.errors import Unsuited
 from gradleak.probe import probe
 from gradleak.rng import Rng
@@ -41,14 +41,43 @@ class Entrance:
     @cached_property
     def span(self) -> Span:
         """Of the first layers' inputs: of the words."""
-        return span(stacked(self.seen.update, self.first))
+        return self._span(self.first)
+
+    def _span(self, group: tuple[Layer, ...]) -> Span:
+        """Of what these layers were given: from their own gradients or, where these are zero because a zero factor
+        stands behind each, from those of the factors."""
+        update = self.seen.update
+        if any(bool(update[layer.name].any()) for layer in group) or not self.factors:
+            return span(stacked(update, group))
+        return behind([(oriented(self.seen.params, layer), oriented(update, self.factors[layer])) for layer in group])
+
+    @cached_property
+    def factors(self) -> dict[Layer, Layer]:
+        """Of layers made of two low-rank factors the second by the first: it is given what the first makes."""
+        wanted = (*self.first, *self.second)
+        if not all(_low(self.seen, layer) for layer in wanted):
+            return {}
+        layers = [layer for group in self.groups for layer in group]
+        inputs = peek(self.seen.replay, probe(self.seen, 1, Rng(0)), *(layer.name for layer in layers))
+        given = {layer: x.double() for layer, x in zip(layers, inputs, strict=True)}
+        made = {one: given[one] @ oriented(self.seen.params, one).mT for one in wanted}
+        return {one: other for one in wanted for other in layers if _same(made[one], given[other])}
+
+    @property
+    def filled(self) -> str:
+        """Why a span that is full says nothing, where adapters are sent."""
+        rank = oriented(self.seen.params, self.first[0]).shape[0]
+        most = rank * len(self.first) if bool(self.seen.update[self.first[0].name].any()) else rank
+        return (f"the adapters' gradients leave no direction to rule tokens out by: of rank {rank} they tell at most "
+                f"{most - 2} tokens apart, and nothing under noise or compression; audit shorter or fewer sentences, "
+                "or match: lamp, tag")
 
     @cached_property
     def _deep(self) -> tuple[tuple[Layer, ...], Span]:
         groups = [group for group in (self.second, self.middle) if group]
         if not groups:
             raise Unsuited("the model has one layer only: nothing in its update tells which tokens stood together")
-        return max(((group, span(stacked(self.seen.update, group))) for group in groups), key=lambda one: one[1].rank)
+        return max(((group, self._span(group)) for group in groups), key=lambda one: one[1].rank)
 
     @property
     def witness(self) -> tuple[Layer, ...]:
@@ -108,6 +137,16 @@ def entrance(seen: Observation) -> Entrance:
     width = seen.vocabulary.table.shape[1]
     between = [group for group in sent[1:again] if _inputs(seen, group[0]) == width][-1:] if again else []
     return Entrance(seen, seen.vocabulary, groups, sent[0], between[0] if between else (), sent[again] if again else ())
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one - other).norm() < 1e-4 * one.norm())
+
+
+def _low(seen: Observation, layer: Layer) -> bool:
+    """Whether a layer may be the first of two factors: it narrows, by a lot."""
+    outputs, inputs = oriented(seen.params, layer).shape
+    return 2 * outputs <= inputs
 
 
 def _inputs(seen: Observation, layer: Layer) -> int:

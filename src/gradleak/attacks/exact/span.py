@@ -36,10 +36,22 @@ class Span:
     rest: Tensor
     values: Tensor
     clean: bool
+    shown: int | None = None
+    """How many inputs there were, where not all directions that they do not have are known."""
 
     @property
     def rank(self) -> int:
         return self.basis.shape[1]
+
+    @property
+    def seen(self) -> int:
+        """How many inputs there were, as long as none is a mix of others."""
+        return self.rank if self.shown is None else self.shown
+
+    @property
+    def free(self) -> int:
+        """Directions in which a vector can be ruled out."""
+        return self.rest.shape[1]
 
     def off(self, x: Tensor) -> Tensor:
         """The share of each vector's length that lies outside, 0 for what is inside."""
@@ -76,6 +88,20 @@ def span(matrix: Tensor, rank: int | None = None, top: float | None = None) -> S
     values = torch.nn.functional.pad(values, (0, len(axes) - len(values)))
     r = r if rank is None else rank
     return Span(axes[:r].mT.contiguous(), axes[r:].mT.contiguous(), values, clean)
+
+
+def behind(parts: Sequence[tuple[Tensor, Tensor]]) -> Span:
+    """The space of inputs x of which only what some maps A make of them is told: of pairs of A (r x d) and a gradient
+    of what A x is given to. It holds all that A maps into the gradient's span, more than the inputs if A is wide."""
+    told = [(map_, span(gradient)) for map_, gradient in parts]
+    shown = max(each.rank for _, each in told)
+    # In a last layer only some tokens ask: a gradient that shows fewer inputs than another rules out too much.
+    full = [(map_, each) for map_, each in told if each.rank == shown]
+    lacked = torch.cat([map_.detach().mT @ each.rest for map_, each in full], 1)
+    axes, sizes, _ = torch.linalg.svd(lacked, full_matrices=True)
+    free = int((sizes > 1e-6 * sizes.max()).sum()) if sizes.numel() else 0
+    clean = free > 0 and all(each.clean for _, each in full)
+    return Span(axes[:, free:].contiguous(), axes[:, :free].contiguous(), full[0][1].values, clean, shown)
 
 
 def _rank(values: Tensor, top: float) -> tuple[int, bool]:

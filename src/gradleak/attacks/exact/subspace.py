@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradleak.attacks.combine import ByKind, Stages
 from gradleak.attacks.descent import Descent
-from gradleak.attacks.exact import causal, crowd, dropped, likely, peeling
+from gradleak.attacks.exact import adapters, causal, crowd, dropped, likely, peeling
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.linear import first_layer
@@ -93,6 +93,8 @@ class Words:
 
 def read(door: Entrance, n: int, rng: Rng) -> Reading:
     """By whatever decoder the update calls for."""
+    if door.first[0] in door.factors:
+        return _adapted(door, n)
     altered = _altered(door)
     if altered or not door.span.clean:
         if n > 1 and not altered and _clean_late(door):
@@ -107,6 +109,17 @@ def read(door: Entrance, n: int, rng: Rng) -> Reading:
     if causal.is_causal(door):
         return causal.read(door, inside, n)
     return peeling.read(door, inside, n, rng)
+
+
+def _adapted(door: Entrance, n: int) -> Reading:
+    """Of an update of adapters, whose low rank leaves fewer ways."""
+    if not door.span.clean:
+        raise Unsuited(door.filled)
+    inside = members(door)
+    if not inside.tokens:
+        raise Unsuited("no token is in the adapters' span: the client drops parts of the words, which cannot be told "
+                       "from low-rank factors; match: grab, lamp")
+    return causal.read(door, inside, n) if causal.is_causal(door) else adapters.read(door, inside, n)
 
 
 def _single(inside: Members) -> Reading:
