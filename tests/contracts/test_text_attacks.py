@@ -20,7 +20,7 @@ from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.spec import Call, parse
 from gradleak.threats import PROTOCOL
-from gradleak.types import NOTHING, Attack, Guess, Know, Observation
+from gradleak.types import NOTHING, Attack, Guess, Know, Observation, following
 
 MUST = {"dlg", "grab", "lamp", "tag"}
 ALL = "curious+labels+lengths"
@@ -230,12 +230,15 @@ def test_a_trained_table_names_the_words(scene, attack: Attack) -> None:
     assert told.l2 < 1e-5
 
 
-def test_a_next_word_model_is_refused_in_a_sentence(play) -> None:
+def test_a_next_word_model_is_matched_but_its_words_are_not_moved(play) -> None:
+    """Its labels are the sentence itself: they follow the candidate, and a search that keeps them is refused."""
     pytest.importorskip("transformers")
     seen = play(task="text(model=transformer3(width=32), data=sentences, limit=6)", who="curious+lengths").seen
-    for attack in (short("tag"), short("lamp"), short("tag", labels=Call("joint"))):
-        with pytest.raises(Unsuited):
-            answers(attack, seen)
+    for attack in (short("tag"), short("tag", labels=Call("joint"))):
+        last = answers(attack, seen)[-1]
+        assert torch.equal(last.batch.y, following(last.reading))
+    with pytest.raises(Unsuited, match="predicts words"):
+        answers(short("lamp"), seen)
 
 
 @pytest.mark.parametrize("spec", ["tag(steps=0)", "tag(restarts=0)", "lamp(steps=0)"])

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradleak.errors import UsageError
@@ -16,6 +15,7 @@ from gradleak.norms import Moments, Statistics, note
 from gradleak.rng import Rng
 from gradleak.types import Batch, Params, Site
 from gradleak.world.dropout import Dropped
+from gradleak.world.slots import Slots
 
 Mode = Literal["train", "eval"]
 
@@ -42,6 +42,7 @@ class Learner:
         self.frozen = {name: value for name, value in (*module.named_parameters(), *module.named_buffers())
                        if value.is_floating_point() and not value.requires_grad}
         self.modes: dict[Mode, nn.Module] = {"train": _without_running_statistics(module), "eval": _twin(module).eval()}
+        self._slots = {mode: Slots(twin) for mode, twin in self.modes.items()}
         if example is None:
             x = torch.ones(2, *shape).to(next(iter(self.params.values())))
             example = Batch(x, torch.zeros(2, dtype=torch.long))
@@ -72,7 +73,7 @@ class Learner:
         kind = next(iter(params.values())).dtype
         if kind != self.kind:  # asked in another precision: what is frozen must follow
             named = {**{name: value.to(kind) for name, value in self.frozen.items()}, **named}
-        return functional_call(self.modes[mode], named, (x,), dict(extra))  # type: ignore[no-any-return]
+        return self._slots[mode].called(named, x, **extra)  # type: ignore[no-any-return]
 
     def loss(self, params: Params, batch: Batch, mode: Mode, rng: Rng | None = None) -> Tensor:
         return cross_entropy(self.logits(params, batch, mode, rng), batch.y)
