@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 TEST_STAMP := .venv/.installed-test
 
-.PHONY: setup setup-test demo test lint bench package clean
+.PHONY: setup setup-test demo test lint bench docs package clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,11 @@ test: lint
 bench: setup-test
 	for name in step labels defended ig dlg; do $(BIN)/python bench/$$name.py || exit 1; done
 
+# docs/ as a site in site/, every link checked.
+docs: setup
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+
 # A wheel and an sdist, installed in a clean environment, where the command must answer.
 package:
 	rm -rf dist && $(PYTHON) -m venv dist/build && dist/build/bin/pip install --quiet build
@@ -42,4 +47,4 @@ package:
 	cd dist && clean/bin/gradleak --version && clean/bin/gradleak plan
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

