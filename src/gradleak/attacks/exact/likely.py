@@ -31,6 +31,9 @@ LISTED = 64
 LENGTHS = 3
 """Lengths tried at first, best closing first."""
 
+LADDER, STRIDES = (6, 8, 11, 15, 20, 27), (3, 2, 1, 1)
+"""Lengths tried where the first layers do not tell them, and how far around the best they are tried again."""
+
 RIVALS = 3
 """Tokens a place that are replayed in a round, by energy and again by slope."""
 
@@ -121,14 +124,29 @@ def risen(values: Tensor, rows: int) -> int:
 def read(door: Entrance, rng: Rng) -> Reading:
     """One sentence, its length found out unless it was told."""
     judge, searches = Judge(door), hearings(door, rng)
-    lengths = searches[-1].lengths()  # gaps look like words wherever one looks: completed, they do not
-    starts = [(search, search.arranging(length).best().sentence) for search in searches for length in lengths]
-    label, scores = judge.first([sentence for _, sentence in starts])
-    search, start = starts[max(range(len(starts)), key=lambda n: scores[n])]
+    search, start, label = _begun(searches, judge)
     sentence, margins = _settled(search, judge, start, label)
     notes = {"rank": float(search.heard.rank), "likelihood": judge([sentence], label)[0],
              "margin": min(margins.values(), default=0.0), **{f"margin {p}": value for p, value in margins.items()}}
     return Reading([sentence], [[False] * len(sentence)], None if label is None else [label], notes)
+
+
+def _begun(searches: "list[Search]", judge: Judge) -> "tuple[Search, Sentence, int | None]":
+    """Where to begin, and the label: of the likeliest lengths the one that replays best. Where entries were left out
+    the first layers hardly tell lengths; then many are tried, and those near the best."""
+    lengths = searches[-1].lengths()  # gaps look like words wherever one looks: completed, they do not
+    gaps = len(searches) > 1 and searches[-1].told is None
+    if gaps:
+        lengths = sorted({*lengths, *filter(searches[-1].possible, LADDER)})
+    starts = [(search, search.arranging(length).best().sentence) for search in searches for length in lengths]
+    label, scores = judge.first([sentence for _, sentence in starts])
+    score, place = max((score, place) for place, score in enumerate(scores))
+    search, start = starts[place]
+    for stride in STRIDES if gaps else ():
+        near = [length for length in (len(start) - stride, len(start) + stride) if search.possible(length)]
+        others = [search.arranging(length).best().sentence for length in near]
+        score, start = max([(score, start), *zip(judge(others, label), others, strict=True)])
+    return search, start, label
 
 
 def hearings(door: Entrance, rng: Rng) -> "list[Search]":
@@ -223,9 +241,12 @@ def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None
         others = [together, arranging.moves(sentence, ORDERS)]
         if search.told is None and not helping:
             others += [_fewer(search, sentence), _more(search, sentence)]
-        tried = [(score, each) for group in others if group
-                 for score, each in zip(judge(group, label), group, strict=True)]
-        score, better = max(tried, default=(now, sentence))
+        score, better = _best(judge, label, others, (now, sentence))
+        if score <= now + CHANCE:  # the first layers know of nothing better: every exchange, every other place
+            groups = [_orders(sentence, arranging.inside)]
+            if search.told is None:
+                groups += [_fewer(search, sentence, None), _more(search, sentence, None), _again(search, sentence)]
+            score, better = _best(judge, label, groups, (now, sentence))
         if score <= now + CHANCE:
             break
         sentence, now = better, score
@@ -246,6 +267,18 @@ def _rivals(arranging: Arranging, judge: Judge, sentence: Sentence, label: int |
     return list(found)
 
 
+def _orders(sentence: Sentence, inside: range) -> list[Sentence]:
+    """With two words exchanged, or with one moved elsewhere."""
+    found = dict[Sentence, None]()
+    for one in inside:
+        rest = (*sentence[:one], *sentence[one + 1 :])
+        for other in inside:
+            found[changed(sentence, [(one, sentence[other]), (other, sentence[one])])] = None
+            found[(*rest[:other], sentence[one], *rest[other:])] = None
+    found.pop(sentence, None)
+    return list(found)
+
+
 def changed(sentence: Sentence, changes: Sequence[Change]) -> Sentence:
     """With other tokens in some places."""
     tokens = list(sentence)
@@ -254,24 +287,42 @@ def changed(sentence: Sentence, changes: Sequence[Change]) -> Sentence:
     return tuple(tokens)
 
 
-def _fewer(search: Search, sentence: Sentence) -> list[Sentence]:
-    """The likeliest with a word left out."""
+def _best(
+    judge: Judge, label: int | None, groups: Sequence[list[Sentence]], now: tuple[float, Sentence],
+) -> tuple[float, Sentence]:
+    """The likeliest of groups of sentences, each of one length; or what there is now."""
+    tried = ((score, each) for group in groups for score, each in zip(judge(group, label), group, strict=True))
+    return max([now, *tried])
+
+
+def _fewer(search: Search, sentence: Sentence, most: int | None = ORDERS) -> list[Sentence]:
+    """The likeliest with a word left out; all of them where there is no `most`."""
     if not search.possible(len(sentence) - 1):
         return []
     shorter = search.arranging(len(sentence) - 1)
     places = search.arranging(len(sentence)).inside
-    return _likeliest([shorter.scored((*sentence[:place], *sentence[place + 1 :])) for place in places])
+    return _likeliest([shorter.scored((*sentence[:place], *sentence[place + 1 :])) for place in places], most)
 
 
-def _more(search: Search, sentence: Sentence) -> list[Sentence]:
-    """The likeliest with a word put in."""
+def _more(search: Search, sentence: Sentence, most: int | None = ORDERS) -> list[Sentence]:
+    """The likeliest with a word put in, at each place the one that fits best."""
     if not search.possible(len(sentence) + 1):
         return []
     longer = search.arranging(len(sentence) + 1)
     return _likeliest([longer.fitted((*sentence[:place], sentence[place], *sentence[place:]), place)
-                       for place in longer.inside if place < len(sentence)])
+                       for place in longer.inside if place < len(sentence)], most)
 
 
-def _likeliest(found: Sequence[Arranged]) -> list[Sentence]:
+def _again(search: Search, sentence: Sentence) -> list[Sentence]:
+    """With a word that is there already put in once more, anywhere: of a repeated word the first layers see one."""
+    if not search.possible(len(sentence) + 1):
+        return []
+    places = search.arranging(len(sentence)).inside
+    words = dict.fromkeys(sentence[place] for place in places)
+    found = ((*sentence[:at], word, *sentence[at:]) for at in (*places, places.stop) for word in words)
+    return list(dict.fromkeys(found))
+
+
+def _likeliest(found: Sequence[Arranged], most: int | None) -> list[Sentence]:
     ranked = sorted(found, key=lambda each: -each.energy)
-    return list(dict.fromkeys(each.sentence for each in ranked))[:ORDERS]
+    return list(dict.fromkeys(each.sentence for each in ranked))[:most]
