@@ -1,7 +1,8 @@
 """Images that are solved for instead of searched: lenet layer by layer, vision transformers in closed form, fully
 connected layers by the neurons that are off.
 
-python bench/exact_images.py [recursive] [single] [large] [batches] [defended] [rows]  (CIFAR-10 needs data/cifar10.npz)
+python bench/exact_images.py [recursive] [single] [large] [batches] [defended] [rows] ['noise(relative=0.1)' ...]
+(CIFAR-10 needs data/cifar10.npz; defenses named are those of `defended`)
 """
 
 import statistics
@@ -71,12 +72,15 @@ def batches() -> None:
         measured(Patches(), WIDE, cifar() or PHOTOS, batch, trials)
 
 
+DEFENSES = ("noise(relative=0.01)", "noise(relative=0.1)", "noise(relative=1)", "prune(keep=0.5)", "prune(keep=0.25)",
+            "prune(keep=0.1)", "sign")
+
+
 def defended() -> None:
     """What is not proven is matched afterwards."""
     attack = registry.build("attack", parse("subspace"))
     for model in ("vit", WIDE):
-        for defense in ("noise(relative=0.01)", "noise(relative=0.1)", "noise(relative=1)", "prune(keep=0.5)",
-                        "prune(keep=0.25)", "prune(keep=0.1)", "sign"):
+        for defense in [name for name in sys.argv[1:] if name not in PARTS] or DEFENSES:
             measured(attack, model, cifar() or PHOTOS, 1, 6, defense)
 
 
@@ -89,5 +93,5 @@ PARTS = {"recursive": recursive, "single": single, "large": large, "batches": ba
          "rows": rows}
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or PARTS:
+    for name in [name for name in sys.argv[1:] if name in PARTS] or PARTS:
         PARTS[name]()
