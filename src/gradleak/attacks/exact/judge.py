@@ -22,7 +22,6 @@ from gradleak.types import NO_LABEL, Know, Update, following
 MANY = 16
 """Classes up to which all are tried."""
 
-
 SAMPLE = 1024
 """Entries of a parameter that are compared where some were left out."""
 
@@ -139,7 +138,7 @@ class Sent:
         values = {name: update[name].flatten()[places] for name, places in self._places.items()}
         self._values = {name: value.double() for name, value in values.items()}
         self._widths = {name: update[name].shape[-1] for name in values}
-        self._count = torch.tensor([len(value) for value in values.values()])
+        self._count = torch.stack([(value != 0).sum() for value in values.values()])
         self._sizes = torch.stack([value.square().sum() for value in self._values.values()])
 
     def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
