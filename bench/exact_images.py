@@ -45,7 +45,7 @@ def measured(attack: Attack, model: str, data: str, batch: int, trials: int, def
         error = (guess.reading[order].double() - secret.readings.double()).square().flatten(1).mean(1)
         scores += (-10 * error.clamp_min(1e-16).log10()).tolist()
         labels += int((guess.batch.y[order] == secret.labels).sum())
-        certain += int(guess.notes.get("certain", 1.0))
+        certain += int(guess.notes.get("certain", 0.0))
     each = " ".join(f"{score:.1f}" for score in scores)
     print(f"{model}, {data.partition('(')[0]}, B={batch}, {defense}: median {statistics.median(scores):.1f} dB, mean "
           f"{statistics.mean(scores):.1f}, worst {min(scores):.1f}; labels {labels} of {len(scores)}; certain "
