@@ -15,7 +15,7 @@ from torch import Tensor
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import MANY, Company, Judge
-from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed, hearings
+from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed, hearings, orders
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, Seating
 from gradleak.rng import Rng
@@ -236,15 +236,16 @@ def _reworded(
     singles = {(place, token): None for place in inside for token in _steepest(slope[place], pool)
                if token != sentence[place]}
     rivals = [changed(sentence, [change]) for change in singles]
-    orders = _orders(sentence, inside, rng)
-    scores = judge.instead(company, which, rivals + orders)
+    every = orders(sentence, inside)
+    moved = [every[n] for n in rng.permutation(len(every))[:ORDERS].tolist()]
+    scores = judge.instead(company, which, rivals + moved)
     best: dict[int, tuple[float, Change]] = {}
     for score, change in zip(scores, singles, strict=False):
         if score > now and score > best.get(change[0], (now, change))[0]:
             best[change[0]] = score, change
     ranked = [change for _, change in sorted(best.values(), reverse=True)]
     several = [changed(sentence, ranked[: n + 1]) for n in range(1, len(ranked))]
-    tried = [*zip(scores, rivals + orders, strict=True),
+    tried = [*zip(scores, rivals + moved, strict=True),
              *zip(judge.instead(company, which, several), several, strict=True)]
     score, better = max(tried, default=(now, sentence))
     return (better, score) if score > now + CHANCE else (sentence, now)
@@ -253,19 +254,6 @@ def _reworded(
 def _steepest(slope: Tensor, pool: Tensor) -> list[int]:
     some = pool[slope[pool].argsort(descending=True)[:WORDS]].tolist()
     return [*some, *slope.topk(min(OTHERS, len(slope))).indices.tolist()]
-
-
-def _orders(sentence: Sentence, inside: range, rng: Rng) -> list[Sentence]:
-    """Two words exchanged, or one moved elsewhere: as many as are tried, drawn at random."""
-    found = dict[Sentence, None]()
-    for a in inside:
-        for b in inside:
-            rest = sentence[:a] + sentence[a + 1 :]
-            found[(*rest[:b], sentence[a], *rest[b:])] = None
-            found[_exchanged(sentence, a, b)] = None
-    found.pop(sentence, None)
-    every = list(found)
-    return [every[n] for n in rng.permutation(len(every))[:ORDERS].tolist()]
 
 
 def _crossings(company: Company) -> Iterator[Company]:

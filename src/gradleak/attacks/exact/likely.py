@@ -243,7 +243,7 @@ def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None
             others += [_fewer(search, sentence), _more(search, sentence)]
         score, better = _best(judge, label, others, (now, sentence))
         if score <= now + CHANCE:  # the first layers know of nothing better: every exchange, every other place
-            groups = [_orders(sentence, arranging.inside)]
+            groups = [orders(sentence, arranging.inside)]
             if search.told is None:
                 groups += [_fewer(search, sentence, None), _more(search, sentence, None), _again(search, sentence)]
             score, better = _best(judge, label, groups, (now, sentence))
@@ -267,14 +267,14 @@ def _rivals(arranging: Arranging, judge: Judge, sentence: Sentence, label: int |
     return list(found)
 
 
-def _orders(sentence: Sentence, inside: range) -> list[Sentence]:
-    """With two words exchanged, or with one moved elsewhere."""
+def orders(sentence: Sentence, inside: range) -> list[Sentence]:
+    """With one word moved elsewhere, or with two exchanged: all of them."""
     found = dict[Sentence, None]()
     for one in inside:
         rest = (*sentence[:one], *sentence[one + 1 :])
         for other in inside:
-            found[changed(sentence, [(one, sentence[other]), (other, sentence[one])])] = None
             found[(*rest[:other], sentence[one], *rest[other:])] = None
+            found[changed(sentence, [(one, sentence[other]), (other, sentence[one])])] = None
     found.pop(sentence, None)
     return list(found)
 
