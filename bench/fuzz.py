@@ -20,20 +20,25 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import fuzz
 
+SLOW = 5.0
+"""Seconds from which an input is shown."""
+
 
 def many(name: str, strategy, ask: Callable[[object], str], count: int) -> bool:
     """Ask `count` times; say how it went."""
     ends: Counter[str] = Counter()
-    slowest = 0.0
+    slowest, longest = 0.0, ""
 
     @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
               suppress_health_check=list(HealthCheck))
     @given(strategy)
     def one(value: object) -> None:
-        nonlocal slowest
+        nonlocal slowest, longest
         began = time.perf_counter()
         ends[ask(value)] += 1
-        slowest = max(slowest, time.perf_counter() - began)
+        took = time.perf_counter() - began
+        if took > slowest:
+            slowest, longest = took, repr(value)
 
     try:
         one()
@@ -44,6 +49,8 @@ def many(name: str, strategy, ask: Callable[[object], str], count: int) -> bool:
           f"slowest {slowest:.2f} s{problem and ', FAILED'}", flush=True)
     if problem:
         print(problem)
+    if slowest > SLOW:
+        print(f"  the slowest: {longest[:1000]}")
     return not problem
 
 

@@ -205,15 +205,14 @@ def _edit(run: Path, cell: int, name: str, path: tuple[int, ...], value: Any) ->
         file.write_bytes(content[: (path or (0,))[0] * max(1, len(content) // 30)])
     elif name == "guess.safetensors":
         file.write_bytes(_other_tensors(content, path, value))
-    elif name == "events.jsonl":
-        lines = _replaced([json.loads(line) for line in content.splitlines() if line[:1] == b"{"], path, value)
-        file.write_text("\n".join(map(json.dumps, lines if isinstance(lines, list) else [lines])))
     else:
         try:
-            table = json.loads(content)
-        except (ValueError, RecursionError):
+            table = [json.loads(line) for line in content.splitlines()] if name == "events.jsonl" else json.loads(content)
+        except (ValueError, RecursionError):  # an edit before this one
             return
-        file.write_bytes(json.dumps(_replaced(table, path, value)).encode("utf-8", "surrogatepass"))
+        found = _replaced(table, path, value)
+        lines = found if name == "events.jsonl" and isinstance(found, list) else [found]
+        file.write_bytes("\n".join(map(json.dumps, lines)).encode("utf-8", "surrogatepass"))
 
 
 def _other_tensors(content: bytes, path: tuple[int, ...], value: Any) -> bytes:

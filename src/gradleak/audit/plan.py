@@ -26,6 +26,7 @@ from gradleak.world.task import Task, World
 
 LARGEST_FILE = 1_000_000
 MOST_CELLS = 20_000
+LARGEST_BATCH = 2**20
 OF_PUBLIC = frozenset({Know.PUBLIC_DATA, Know.TOKEN_FREQUENCIES})
 """Knowledge that comes of the examples a task calls public."""
 
@@ -113,8 +114,13 @@ class Cell:
 
 @lru_cache(maxsize=2)
 def _world(task: str, seed: int) -> World:
-    with one_thread():
-        return _task(task).open(Rng(seed) / "task")
+    try:
+        with one_thread():
+            return _task(task).open(Rng(seed) / "task")
+    except (MemoryError, RuntimeError) as problem:
+        if isinstance(problem, RuntimeError) and "allocate memory" not in str(problem):
+            raise
+        raise UsageError(f"{task} needs more memory than there is; choose a smaller model or less data") from None
 
 
 def _task(task: str) -> Task:
@@ -242,15 +248,17 @@ def _typed(key: str, value: Any) -> Any:
         return tuple(items)
     if key == "batch":
         items = value if isinstance(value, list) else [value]
-        if not items or not all(isinstance(item, int) and item > 0 for item in items):
-            raise UsageError(f"batch = {value!r} must be whole numbers from 1, as in batch = [1, 4]")
+        if not items or not all(isinstance(item, int) and 0 < item <= LARGEST_BATCH for item in items):
+            raise UsageError(f"batch = {str(value)[:80]} must be whole numbers from 1 to {LARGEST_BATCH}, as in "
+                             "batch = [1, 4]")
         return tuple(items)
     if key in ("trials", "seed"):
         if not isinstance(value, int) or isinstance(value, bool) or value < (key == "trials"):
             raise UsageError(f"{key} = {value!r} must be a whole number{' from 1' if key == 'trials' else ''}")
         return value
     if key == "leak_at":
-        if not isinstance(value, dict) or not all(isinstance(v, int | float) for v in value.values()):
+        if not isinstance(value, dict) or not all(
+                isinstance(v, int | float) and abs(v) < 1e300 for v in value.values()):
             raise UsageError("leak_at must give a number a metric, as in leak_at = {psnr = 18}")
         return {name: float(number) for name, number in value.items()}
     if not isinstance(value, str):

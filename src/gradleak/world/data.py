@@ -56,6 +56,9 @@ def _checked_size(size: int, name: str) -> None:
         raise UsageError(f"{name}(size={size}): an image side is between 4 and 1024 pixels")
 
 
+MOST_CROPS = 100_000
+
+
 @register("data", "photos")
 @dataclass(frozen=True)
 class Photos:
@@ -70,8 +73,8 @@ class Photos:
 
     def __post_init__(self) -> None:
         _checked_size(self.size, "photos")
-        if self.count < len(PICTURES):
-            raise UsageError(f"photos(count={self.count}): at least {len(PICTURES)}, one crop a photograph")
+        if not len(PICTURES) <= self.count <= MOST_CROPS:
+            raise UsageError(f"photos(count={self.count}): from {len(PICTURES)}, one crop a photograph, to {MOST_CROPS}")
 
     def load(self) -> Images:
         import skimage
