@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from gradleak.audit import drive
 from gradleak.audit.plan import Audit
@@ -117,6 +118,14 @@ def test_no_control_lacks_a_name_and_nothing_scrolls_sideways(page: Any) -> None
     page.set_viewport_size({"width": 375, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     page.set_viewport_size({"width": 1280, "height": 720})
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_to_complain_about(page: Any, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    found = Axe().run(page).response["violations"]
+    assert [(each["impact"], each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
 def test_without_scripts_the_page_is_whole(run: Run) -> None:
