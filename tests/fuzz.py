@@ -206,12 +206,13 @@ def _edit(run: Path, cell: int, name: str, path: tuple[int, ...], value: Any) ->
     elif name == "guess.safetensors":
         file.write_bytes(_other_tensors(content, path, value))
     else:
+        by_line = name == "events.jsonl"
         try:
-            table = [json.loads(line) for line in content.splitlines()] if name == "events.jsonl" else json.loads(content)
+            table = [json.loads(line) for line in content.splitlines()] if by_line else json.loads(content)
         except (ValueError, RecursionError):  # an edit before this one
             return
         found = _replaced(table, path, value)
-        lines = found if name == "events.jsonl" and isinstance(found, list) else [found]
+        lines = found if by_line and isinstance(found, list) else [found]
         file.write_bytes("\n".join(map(json.dumps, lines)).encode("utf-8", "surrogatepass"))
 
 

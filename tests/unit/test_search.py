@@ -217,6 +217,22 @@ def test_drafts_match_better_and_better(scene) -> None:
         residual(played.seen, run.guess(state).batch).cosine, rel=1e-5)
 
 
+@pytest.mark.parametrize("more", [True, False], ids=["a word too many", "a word too few"])
+def test_where_lengths_are_not_known_a_draft_may_change_them(scene, more: bool) -> None:
+    played = next(made for made in (scene(2, who="curious+labels", trial=trial) for trial in range(9))
+                  if len({int(n) for n in (made.secret.readings != NOTHING).sum(1)}) == 2)
+    truth = sorted_truth(played)
+    wide = torch.nn.functional.pad(truth, (0, 2), value=NOTHING)
+    plan = Descent(10, Known(), objectives.cosine, space=Embeddings(spare=2))
+    run = Matching(plan, played.seen, plan.labels.read(played.seen, Rng(0)), Rng(0), wide != NOTHING)
+    wrong = wide.clone()
+    wrong[0] = torch.cat([wide[0, :2], torch.tensor([20]), wide[0, 2:-1]]) if more else torch.cat(
+        [wide[0, :2], wide[0, 3:], torch.tensor([NOTHING])])
+    state = {**state_at(run, wide), "told.ids": wrong, "told.off": torch.tensor(1.0, dtype=torch.float64)}
+    state = Substitute(extra=20).improve(run, state, Rng(0))
+    assert state["told.ids"].tolist() == wide.tolist() and float(state["told.off"]) < 1e-8
+
+
 def test_a_round_without_success_looks_wider(scene) -> None:
     played = scene()
     run, truth = matching(played.seen), sorted_truth(played)

@@ -100,27 +100,30 @@ class Rearrange:
 class Substitute:
     """A draft, improved sentence by sentence while that helps: at every place the words that the objective's slope
     favours and those nearest to the search, other orders, and the best of these changes together. About `words` are
-    tried a sentence; a round without success makes the next one try twice as many, up to `most`.
+    tried a sentence; a round without success makes the next one try twice as many, up to `most`. Where lengths are not
+    known, a word may go or come: one of the `extra` that the slope favours there.
     """
 
     words: int = 64
     most: int = 256
     orders: int = 32
     sweeps: int = 2
+    extra: int = 2
 
     def improve(self, run: Run, state: State, rng: Rng) -> State:
         """The state with its draft improved, and told where it explains the update better than any answer so far."""
         ids, y, wide = self._draft(run, state)
         nearby = run.words.nearest.several(run.unpack(state["z"])[0], 1)
-        extra = {name: value[0] for name, value in run.words.extra(1).items()}
         better = 0
         for sweep in range(self.sweeps):
-            slope, before = run.slope(run.words.embed(ids)[None], y[None]).gradient[0], ids.clone()
+            slope, before = _slope(run, ids, y, _extra(run, ids, None)), ids.clone()
             for which in range(len(ids)):
-                tried = self._tried(run, ids[which], which, slope[which], nearby[:, which], wide, rng / sweep / which)
+                tried = self._tried(run, ids[which], slope[which], nearby[:, which], wide, rng / sweep / which)
 
                 def judge(rows: Tensor, which: int = which) -> Tensor:
-                    return run.scoring.changed(run.words.embed(ids), y, extra, which, run.words.embed(rows))
+                    more = {"mask": (rows != NOTHING).long()}
+                    return run.scoring.changed(
+                        run.words.embed(ids), y, _extra(run, ids, None), which, run.words.embed(rows), more)
 
                 ids[which] = _best_of(ids[which], tried, judge)
             if torch.equal(ids, before):
@@ -137,20 +140,23 @@ class Substitute:
             return told
         ids = torch.stack([state["draft.ids"], told[0]])
         y = torch.stack([state["draft.y"], told[1]])
-        old, new = run.scoring(run.words.embed(ids), y, run.words.extra(2)).tolist()
+        there = {**run.words.extra(2), "mask": (ids != NOTHING).long()}
+        old, new = run.scoring(run.words.embed(ids), y, there).tolist()
         return (ids[0].clone(), y[0], int(state["draft.wide"])) if old <= new else told
 
-    def _tried(
-        self, run: Run, row: Tensor, which: int, slope: Tensor, nearby: Tensor, wide: int, rng: Rng,
-    ) -> Tensor:
-        """Rows that differ from this one by a word, or in their order."""
-        places = run.words.inside[which].nonzero().flatten()
+    def _tried(self, run: Run, row: Tensor, slope: Tensor, nearby: Tensor, wide: int, rng: Rng) -> Tensor:
+        """Rows that differ from this one by a word, or in their order, or in their length."""
+        inside = torch.tensor(run.words.vocabulary.inner(row))
+        places = inside.nonzero().flatten()
         steepest = run.words.nearest.steepest(slope[places], max(2, wide // max(1, len(places))))
         words = torch.cat([steepest, nearby[:, places].permute(1, 0, 2).flatten(1)], 1)
         rows = row.repeat(words.numel(), 1)
         rows[torch.arange(len(rows)), places.repeat_interleave(words.shape[1])] = words.flatten()
-        orders = propose(run.words.inside[which], ALL, self.orders, rng.numpy())
-        distinct: Tensor = torch.unique(torch.cat([rows, row[orders]]), dim=0)
+        found = [rows, row[propose(inside, ALL, self.orders, rng.numpy())]]
+        if not run.told_lengths:
+            one, words = Rows(row[None], torch.arange(len(row))[None]), run.words.nearest.steepest(slope, self.extra)
+            found += [each.ids for place in range(len(row)) for each in _stretched(run, one, place, words[place])]
+        distinct: Tensor = torch.unique(torch.cat(found), dim=0)
         return distinct
 
 
@@ -206,7 +212,7 @@ class Beam:
             y = self._relabelled(run, ids, y, beside)
         for which in range(len(ids)):
             extra = _extra(run, ids, beside)
-            slope = run.slope(run.words.embed(ids)[None], y[None], {k: v[None] for k, v in extra.items()}).gradient[0]
+            slope = _slope(run, ids, y, extra)
             pool = torch.unique(torch.cat([ids[which], near[:, which].flatten()]))
             pool = pool[torch.tensor(run.words.vocabulary.inner(pool), dtype=torch.bool)]
 
@@ -258,7 +264,7 @@ class Beam:
         inner = run.words.vocabulary.inner(one.ids[0])
         here = torch.arange(len(inner))
         if not run.told_lengths:
-            yield from self._stretched(run, one, place, words, inner)
+            yield from _stretched(run, one, place, words)
         if not inner[place]:
             return
         ids = one.ids.repeat(len(words), 1)
@@ -271,20 +277,6 @@ class Beam:
             yield one.permuted(swapped)
             rest = torch.cat([here[:place], here[place + 1 :]])
             yield one.permuted(torch.cat([rest[:q], here[place : place + 1], rest[q:]]))
-
-    def _stretched(self, run: Run, one: Rows, place: int, words: Tensor, inner: list[bool]) -> Iterator[Rows]:
-        """Without the word at this place; or with one more, where there is room."""
-        here, last = torch.arange(len(inner)), one.ids[0, -1]
-        if inner[place] and sum(inner) > 1:
-            shorter = one.permuted(torch.cat([here[:place], here[place + 1 :], here[place : place + 1]]))
-            shorter.ids[:, -1] = NOTHING
-            yield shorter
-        closes = len(run.words.vocabulary.closing)
-        if last == NOTHING and place and (inner[place] or (inner[place - 1] and closes)):
-            longer = one.permuted(torch.cat([here[:place], here[-1:], here[place:-1]]))
-            ids = longer.ids.repeat(len(words), 1)
-            ids[:, place] = words
-            yield Rows(ids, longer.orders.expand_as(ids))
 
     def _judged(
         self, run: Run, ids: Tensor, y: Tensor, extra: Extra, beside: Tensor | None, which: int, rows: Rows,
@@ -318,6 +310,27 @@ class Beam:
         x = run.words.embed(ids)
         scores = run.scoring(x.expand(many, *x.shape), labels, {k: v.expand(many, *v.shape) for k, v in extra.items()})
         return labels[int(torch.nan_to_num(scores, nan=torch.inf).argmin())]
+
+
+def _stretched(run: Run, one: Rows, place: int, words: Tensor) -> Iterator[Rows]:
+    """A sentence without the word at this place; or with one more, where there is room."""
+    inner = run.words.vocabulary.inner(one.ids[0])
+    here, last = torch.arange(len(inner)), one.ids[0, -1]
+    if inner[place] and sum(inner) > 1:
+        shorter = one.permuted(torch.cat([here[:place], here[place + 1 :], here[place : place + 1]]))
+        shorter.ids[:, -1] = NOTHING
+        yield shorter
+    closes = len(run.words.vocabulary.closing)
+    if last == NOTHING and place and (inner[place] or (inner[place - 1] and closes)):
+        longer = one.permuted(torch.cat([here[:place], here[-1:], here[place:-1]]))
+        ids = longer.ids.repeat(len(words), 1)
+        ids[:, place] = words
+        yield Rows(ids, longer.orders.expand_as(ids))
+
+
+def _slope(run: Run, ids: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    """Of the objective, in the embeddings of one batch of words."""
+    return run.slope(run.words.embed(ids)[None], y[None], {k: v[None] for k, v in extra.items()}).gradient[0]
 
 
 def _doubtful(run: Run, row: Tensor) -> list[int]:

@@ -74,7 +74,8 @@ class Photos:
     def __post_init__(self) -> None:
         _checked_size(self.size, "photos")
         if not len(PICTURES) <= self.count <= MOST_CROPS:
-            raise UsageError(f"photos(count={self.count}): from {len(PICTURES)}, one crop a photograph, to {MOST_CROPS}")
+            raise UsageError(f"photos(count={self.count}): from {len(PICTURES)}, one crop a photograph, to "
+                             f"{MOST_CROPS}")
 
     def load(self) -> Images:
         import skimage

@@ -46,7 +46,8 @@ def lamp(
                        at_end=moves == "end", relative=not published)
     plan = Descent(
         steps, ways(labels), matching[objective], ((length if norm is None else norm, word_length),),
-        rate=schedules.stairs(rate, 0.89, 50), space=Embeddings(listing=listed if words == "listed" else None),
+        rate=schedules.stairs(rate, 0.89, 50),
+        space=Embeddings(listing=listed if words == "listed" else None, spare=0 if published else 4),
         starts=500 if published else 16,
         search=None if moves == "none" else search, refine=None if published else Substitute(),
         screen=None if published or objective != "l2_l1" else objectives.l2)
