@@ -6,7 +6,7 @@ which stood in one sentence. From there the whole update decides, replayed with 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -40,7 +40,7 @@ WORDS, OTHERS = 8, 4
 """Words of the pool a place, and of the whole vocabulary, that are replayed in a round: those of the steepest slope."""
 
 ORDERS = 48
-"""Orders of a sentence that are replayed in a round."""
+"""Orders of a sentence that are replayed in a round; all of them once nothing else helps."""
 
 ROUNDS = 20
 """Of replaying, while something is better; five are usual."""
@@ -201,18 +201,22 @@ def _exchanged(items: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
 
 def _settled(search: Search, judge: Judge, company: Company, pool: Tensor, rng: Rng) -> tuple[Company, float]:
     """The batch changed while the whole update is likelier so: words, orders, exchanges, labels and lengths."""
-    now = judge.companies([company])[0]
+    now, wide = judge.companies([company])[0], False
     for turn in range(ROUNDS):
         before, slopes = now, judge.slopes(company)
         for which in range(len(company.sentences)):
-            sentence, now = _reworded(judge, company, which, slopes[which], pool, now, rng / turn / which)
+            most = None if wide else ORDERS
+            sentence, now = _reworded(judge, company, which, slopes[which], pool, now, most, rng / turn / which)
             company = company.but(which, sentence)
         crossed = [*_crossings(company), *list(_relabelled(search.door, company))[1:]]
         company, now = _best(judge, company, now, crossed)
         if now <= before + CHANCE and search.told is None:
             company, now = _best(judge, company, now, list(_resized(company, pool, slopes, search)))
-        if now <= before + CHANCE:
-            break
+        if now <= before + CHANCE and wide:
+            company, now = _best(judge, company, now, list(_strayed(company, search)))
+            if now <= before + CHANCE:
+                break
+        wide = now <= before + CHANCE
     return company, now
 
 
@@ -228,16 +232,16 @@ def _likeliest(judge: Judge, companies: list[Company]) -> tuple[Company, float]:
 
 
 def _reworded(
-    judge: Judge, company: Company, which: int, slope: Tensor, pool: Tensor, now: float, rng: Rng,
+    judge: Judge, company: Company, which: int, slope: Tensor, pool: Tensor, now: float, most: int | None, rng: Rng,
 ) -> tuple[Sentence, float]:
-    """A sentence with a word, its order, or several words changed at once."""
+    """A sentence with a word, its order (`most` of them), or several words changed at once."""
     sentence, words = company.sentences[which], judge.door.vocabulary
     inside = range(len(words.opening), len(sentence) - len(words.closing))
     singles = {(place, token): None for place in inside for token in _steepest(slope[place], pool)
                if token != sentence[place]}
     rivals = [changed(sentence, [change]) for change in singles]
     every = orders(sentence, inside)
-    moved = [every[n] for n in rng.permutation(len(every))[:ORDERS].tolist()]
+    moved = [every[n] for n in rng.permutation(len(every))[:most].tolist()]
     scores = judge.instead(company, which, rivals + moved)
     best: dict[int, tuple[float, Change]] = {}
     for score, change in zip(scores, singles, strict=False):
@@ -266,6 +270,21 @@ def _crossings(company: Company) -> Iterator[Company]:
                 yield company.but(a, word).but(b, other[:place] + one[place : place + 1] + other[place + 1 :])
             if one[place:] != other[place:]:
                 yield company.but(a, one[:place] + other[place:]).but(b, other[:place] + one[place:])
+
+
+def _strayed(company: Company, search: Search) -> Iterator[Company]:
+    """A word of one sentence stands in another, anywhere; or two have taken each other's places."""
+    first, last = len(search.opening), len(search.closing)
+    for a, b in permutations(range(len(company.sentences)), 2):
+        one, other = company.sentences[a], company.sentences[b]
+        for place in range(first, len(one) - last):
+            fewer = (*one[:place], *one[place + 1 :])
+            if search.told is None and search.possible(len(fewer)) and search.possible(len(other) + 1):
+                for at in range(first, len(other) - last + 1):
+                    yield company.but(a, fewer).but(b, (*other[:at], one[place], *other[at:]))
+            for at in range(first, len(other) - last) if a < b else ():
+                if at != place and one[place] != other[at]:
+                    yield company.but(a, changed(one, [(place, other[at])])).but(b, changed(other, [(at, one[place])]))
 
 
 def _resized(company: Company, pool: Tensor, slopes: Tensor, search: Search) -> Iterator[Company]:
