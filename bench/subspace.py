@@ -1,24 +1,29 @@
 """What `subspace` reads exactly, and how fast: a row for each corpus, client, defense and batch size.
 
 python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8] [--sentences 64] [--modes eval train]
-    [--defenses none sign] [--head 0] [--first 0] [--model minilm]
+    [--defenses none sign] [--head 0] [--first 0] [--model minilm] [--growth FILE.png]
 
 The attacker knows the batch size and nothing else: no labels, no lengths. exact: sentences read word for word; certain:
 tokens the attack calls proven to have stood in their place; false: those of them that no sentence of the batch has
 there; tests: vectors that were tested against the span. Seconds are of one thread, of the process alone. ROUGE: F1 x
 100, without [CLS] and [SEP]. The corpora are not part of this project.
+
+--growth measures instead how seconds grow with the number of tokens in a batch (the rank of its gradients) and with the
+size of the vocabulary, and draws it.
 """
 
 import argparse
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from text import CORPORA, DATA, drawn
 
 from gradleak import registry
+from gradleak.attacks.exact.entrance import Entrance, entrance
+from gradleak.attacks.exact.members import members
 from gradleak.errors import Unsuited
 from gradleak.metrics.match import assign
 from gradleak.rng import Rng
@@ -101,6 +106,60 @@ def line(corpus: str, mode: str, defense: str, count: int, found: Tally) -> str:
             f"{seconds[len(seconds) // 2]:6.1f} {seconds[-1]:6.1f}")
 
 
+def growth(world: World, head: int, file: Path) -> None:
+    """Seconds of a whole reading, and of testing the vocabulary alone, by tokens; the latter also by vocabulary, cut or
+    drawn out with random rows."""
+    attack = registry.build("attack", parse("subspace"))
+    whole: list[tuple[int, float]] = []
+    tested: list[tuple[int, float]] = []
+    for count in (1, 2, 4, 8, 16):
+        _, seen = observed(world, "eval", "none", count, 0, head)
+        tested.append(vocabulary_tested(entrance(seen)))
+        began = time.process_time()
+        list(attack.guesses(seen, Rng(0)))
+        whole.append((tested[-1][0], time.process_time() - began))
+        print(f"{count} sentences, {tested[-1][0]} tokens: {whole[-1][1]:.2f} s, of it {tested[-1][1]:.2f} s for "
+              "testing the vocabulary", flush=True)
+    _, seen = observed(world, "eval", "none", 4, 0, head)
+    sizes: list[tuple[int, float]] = []
+    words = seen.vocabulary
+    assert words is not None
+    for times in (0.125, 0.25, 0.5, 1, 2, 4):
+        rows = round(times * len(words.table))
+        more = torch.randn(max(0, rows - len(words.table)), words.table.shape[1]).mul(words.table.std())
+        table = torch.cat([words.table.detach()[:rows], more])
+        usable = torch.cat([words.usable[:rows], torch.ones(len(more), dtype=torch.bool)])
+        _, seconds = vocabulary_tested(
+            replace(entrance(seen), vocabulary=replace(words, table=table, usable=usable)))
+        sizes.append((rows, seconds))
+        print(f"vocabulary of {rows}: {seconds:.2f} s", flush=True)
+    draw({"tokens in the batch (rank)": {"the whole reading": whole, "testing the vocabulary": tested},
+          "words in the vocabulary": {"testing the vocabulary, 4 sentences": sizes}}, file)
+
+
+def vocabulary_tested(door: Entrance) -> tuple[int, float]:
+    """The rank of the first layers' gradients, and the seconds to find out which tokens are inside."""
+    rank, began = door.span.rank, time.process_time()
+    members(door)
+    return rank, time.process_time() - began
+
+
+def draw(panels: dict[str, dict[str, list[tuple[int, float]]]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(9, 3.2), layout="constrained")
+    for one, (across, lines) in zip(axes, panels.items(), strict=True):
+        for name, points in lines.items():
+            one.loglog(*zip(*points, strict=True), "o-", label=name)
+        one.set(xlabel=across, ylabel="seconds of one core")
+        one.legend(fontsize=8)
+        one.grid(alpha=0.3)
+    figure.savefig(file, dpi=110)
+
+
 HEAD = (f"{'data':5} {'mode':5} {'defense':26} {'B':>3} {'n':>4} {'tokens':9} {'exact':>6} | {'R-1':>5} {'R-2':>5} "
         f"{'R-L':>5} | {'labels':>6} | {'certain':>6} {'false':>5} {'tests':>9} | seconds a batch: median, most")
 
@@ -116,15 +175,20 @@ def main() -> None:
     options.add_argument("--first", type=int, default=0, help="pass over so many: sentences that were looked at")
     options.add_argument("--head", type=int, default=0, help="seed of the fresh head and of the draws")
     options.add_argument("--model", default="minilm")
+    options.add_argument("--growth", type=Path, help="measure growth instead, and draw it there")
     given = options.parse_args()
     torch.set_num_threads(1)
-    print(HEAD)
+    if not given.growth:
+        print(HEAD)
     with tempfile.TemporaryDirectory() as folder:
         for corpus in given.corpora:
             file = drawn(corpus, given.data, given.first + max(given.sentences, *given.batch), Path(folder))
             file.write_text("".join(file.read_text("utf-8").splitlines(keepends=True)[given.first :]), "utf-8")
             task = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}))"))
             world = task.open(Rng(given.head))
+            if given.growth:
+                growth(world, given.head, given.growth)
+                continue
             for mode in given.modes:
                 for defense in given.defenses:
                     for count in given.batch:
