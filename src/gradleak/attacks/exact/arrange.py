@@ -179,6 +179,14 @@ class Arranging:
         return Arranged(sentence, self.energy(sentence))
 
 
+def reordered(sentence: Sentence, inside: range) -> list[Sentence]:
+    """With one word moved elsewhere, or with two exchanged: each such sentence once."""
+    tokens = torch.tensor(sentence)
+    found = dict.fromkeys(tuple(tokens[order].tolist()) for order in _orders(inside, len(sentence)))
+    found.pop(sentence, None)
+    return list(found)
+
+
 @cache
 def _orders(inside: range, length: int) -> Tensor:
     """Two words change places, or one goes elsewhere and those between close up: all such orders of the places, in

@@ -13,9 +13,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
+from gradleak.attacks.exact.arrange import reordered
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import MANY, Company, Judge
-from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed, hearings, orders
+from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, Seating
 from gradleak.rng import Rng
@@ -240,7 +241,7 @@ def _reworded(
     singles = {(place, token): None for place in inside for token in _steepest(slope[place], pool)
                if token != sentence[place]}
     rivals = [changed(sentence, [change]) for change in singles]
-    every = orders(sentence, inside)
+    every = reordered(sentence, inside)
     moved = [every[n] for n in rng.permutation(len(every))[:most].tolist()]
     scores = judge.instead(company, which, rivals + moved)
     best: dict[int, tuple[float, Change]] = {}

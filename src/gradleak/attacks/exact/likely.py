@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradleak.attacks.exact.arrange import Arranged, Arranging, Shortlist
+from gradleak.attacks.exact.arrange import Arranged, Arranging, Shortlist, reordered
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import Judge
@@ -243,7 +243,7 @@ def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None
             others += [_fewer(search, sentence), _more(search, sentence)]
         score, better = _best(judge, label, others, (now, sentence))
         if score <= now + CHANCE:  # the first layers know of nothing better: every exchange, every other place
-            groups = [orders(sentence, arranging.inside)]
+            groups = [reordered(sentence, arranging.inside)]
             if search.told is None:
                 groups += [_fewer(search, sentence, None), _more(search, sentence, None), _again(search, sentence)]
             score, better = _best(judge, label, groups, (now, sentence))
@@ -264,18 +264,6 @@ def _rivals(arranging: Arranging, judge: Judge, sentence: Sentence, label: int |
         for tokens in ranked:
             others = [t for t in tokens[: RIVALS + 1].tolist() if t != sentence[place]]
             found.update(dict.fromkeys((place, token) for token in others[:RIVALS]))
-    return list(found)
-
-
-def orders(sentence: Sentence, inside: range) -> list[Sentence]:
-    """With one word moved elsewhere, or with two exchanged: all of them."""
-    found = dict[Sentence, None]()
-    for one in inside:
-        rest = (*sentence[:one], *sentence[one + 1 :])
-        for other in inside:
-            found[(*rest[:other], sentence[one], *rest[other:])] = None
-            found[changed(sentence, [(one, sentence[other]), (other, sentence[one])])] = None
-    found.pop(sentence, None)
     return list(found)
 
 
