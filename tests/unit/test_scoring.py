@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradleak.attacks.exact.judge import Sent
 from gradleak.attacks.parts import objectives
 from gradleak.attacks.scoring import Scoring
 from gradleak.factored import Reference
@@ -11,7 +12,8 @@ from gradleak.lanes import Lanes
 from gradleak.rng import Rng
 from gradleak.types import Batch
 
-OBJECTIVES = {"cosine": objectives.cosine, "layer_cosine": objectives.layer_cosine, "l2": objectives.l2}
+OBJECTIVES = {"cosine": lambda update: objectives.cosine, "layer_cosine": lambda update: objectives.layer_cosine,
+              "l2": lambda update: objectives.l2, "sent": Sent}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -40,7 +42,7 @@ def scored(scene, objective: str, which: int) -> tuple[Scoring, Batch, Tensor]:
     lanes = Lanes(seen.replay, truth.x.expand(2, *truth.x.shape), truth.y.expand(2, -1),
                   {k: v.expand(2, *v.shape) for k, v in truth.extra.items()}, factor=True)
     rank = int(truth.extra["mask"].sum())
-    scoring = Scoring(lanes, OBJECTIVES[objective], Reference(seen.update, rank))
+    scoring = Scoring(lanes, OBJECTIVES[objective](seen.update), Reference(seen.update, rank))
     many = truth.x[which] + truth.x.std() * torch.randn(5, *truth.x[which].shape, generator=Rng(0).torch())
     return scoring, truth, many
 

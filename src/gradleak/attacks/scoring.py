@@ -1,11 +1,11 @@
 """Many candidates judged at once, none of them differentiated."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from gradleak.attacks.parts.objectives import ByProducts, Objective
+from gradleak.attacks.parts.objectives import ByEntries, ByProducts, Objective
 from gradleak.factored import Factored, Reference, Stacked
 from gradleak.lanes import Extra, Lanes
 from gradleak.products import Products, crossed, products
@@ -32,11 +32,9 @@ class Scoring:
     which axes of other extras than the mask count tokens.
     """
 
-    def __init__(self, replay: Lanes, objective: Objective, reference: Reference, axes: Axes | None = None,
-                 thin: bool = False) -> None:
-        """`thin`: the objective multiplies no gradient out."""
+    def __init__(self, replay: Lanes, objective: Objective, reference: Reference, axes: Axes | None = None) -> None:
         self.replay, self.objective, self.reference = replay, objective, reference
-        self.thin = thin or isinstance(objective, ByProducts)
+        self.thin = isinstance(objective, ByProducts | ByEntries)  # no gradient is multiplied out
         self.axes = {**ALWAYS, **(axes or {})}
         self._sums: bool | None = None
         self._shortens = False
@@ -64,11 +62,11 @@ class Scoring:
         """A batch (n x L x d) in which one sentence is replaced by each of K others (K x L x d), with its extras where
         `more` has them (K x ...)."""
         many, more = len(instead), more or {}
-        if len(x) == 1 or not isinstance(self.objective, ByProducts) or not self._adds_up(x, y, extra):
+        if len(x) == 1 or not self.thin or not self._adds_up(x, y, extra):
             return self._whole(x, y, extra, which, instead, more)
         others = torch.tensor([i for i in range(len(x)) if i != which])
         rest = self._weighed(self.replay(*_picked(x, y, extra, others)), len(others) / len(x))
-        constant = products(rest, self.reference)
+        judge = self._added(rest)
         one = _picked(x, y, extra, torch.tensor([which]))
         reach = _reach(more.get("mask", one[2].get("mask"))) if self._shortens else instead.shape[1]
         step, found = self.piece(reach), []
@@ -78,10 +76,24 @@ class Scoring:
                      else value.expand(len(part), *value.shape[1:]) for name, value in one[2].items()}
             labels = one[1].expand(len(part), *one[1].shape[1:])
             own = self._weighed(self.replay(part[:, None, :reach], labels, self._cut(lanes, reach)), 1 / len(x))
-            alone, both = products(own, self.reference), crossed(own, rest, self.reference)
-            found.append(self.objective.of(Products(
-                alone.dots + constant.dots, alone.squares + 2 * both + constant.squares, constant.sizes)))
+            found.append(judge(own))
         return torch.cat(found)
+
+    def _added(self, rest: Stacked) -> Callable[[Stacked], Tensor]:
+        """The objective of updates (R lanes) after this one, of one lane, was added to each."""
+        objective = self.objective
+        if isinstance(objective, ByEntries):
+            known = objective.entries(rest)
+            return lambda own: objective.of(objective.entries(own) + known)
+        assert isinstance(objective, ByProducts)
+        constant = products(rest, self.reference)
+
+        def judged(own: Stacked) -> Tensor:
+            alone, both = products(own, self.reference), crossed(own, rest, self.reference)
+            return objective.of(Products(
+                alone.dots + constant.dots, alone.squares + 2 * both + constant.squares, constant.sizes))
+
+        return judged
 
     def _whole(self, x: Tensor, y: Tensor, extra: Extra, which: int, instead: Tensor, more: Extra) -> Tensor:
         """The same, all sentences replayed."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradleak.attacks.exact.completion import pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.reading import Sentence
-from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByProducts, Objective
+from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByEntries, ByProducts, Objective
 from gradleak.attacks.scoring import Scoring
 from gradleak.factored import Factored, Reference, Stacked
 from gradleak.lanes import Lanes
@@ -125,11 +125,11 @@ class Judge:
         if self._scoring is None:
             twice = {name: torch.cat([value, value]) for name, value in extra.items()}
             lanes = Lanes(self.door.seen.replay, torch.cat([x, x]), torch.cat([y, y]), twice, factor=True)
-            self._scoring = Scoring(lanes, self.objective, self.reference, thin=True)
+            self._scoring = Scoring(lanes, self.objective, self.reference)
         return self._scoring
 
 
-class Sent:
+class Sent(ByEntries):
     """The objective where entries were left out, which anyone sees: only those that were sent are compared, of each
     parameter a sample of them. The truth then agrees entirely, and no gradient is multiplied out for it."""
 
@@ -141,15 +141,18 @@ class Sent:
         self._count = torch.stack([(value != 0).sum() for value in values.values()])
         self._sizes = torch.stack([value.square().sum() for value in self._values.values()])
 
-    def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
+    def entries(self, stacked: Stacked) -> Tensor:
+        return torch.cat([self._of(stacked[name], name) for name in self._places], 1).double()
+
+    def of(self, entries: Tensor) -> Tensor:
         dots, squares = [], []
-        for name, values in self._values.items():
-            found = self._entries(stacked[name], name).double()
+        parts = torch.split(entries, [len(values) for values in self._values.values()], 1)
+        for found, values in zip(parts, self._values.values(), strict=True):
             dots.append(found @ values)
             squares.append(found.square().sum(1))
         return _unlikely(self._count, Products(torch.stack(dots, 1), torch.stack(squares, 1), self._sizes))
 
-    def _entries(self, value: Tensor | Factored, name: str) -> Tensor:
+    def _of(self, value: Tensor | Factored, name: str) -> Tensor:
         places = self._places[name]
         if isinstance(value, Tensor):
             return value.flatten(1)[:, places]

@@ -27,6 +27,19 @@ class ByProducts:
         return self.of(products(stacked, reference))
 
 
+class ByEntries:
+    """An objective that looks at some entries only (R x M numbers), which add up over the sentences of a batch."""
+
+    def entries(self, stacked: Stacked) -> Tensor:
+        raise NotImplementedError
+
+    def of(self, entries: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
+        return self.of(self.entries(stacked))
+
+
 def _l2(found: Products) -> Tensor:
     return (found.squares - 2 * found.dots + found.sizes).clamp_min(0).sum(1)
 
