@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradleak.factored import Stacked, Value, dense
+from gradleak.factored import Factored, Stacked, Value, dense, unmasked
 from gradleak.rng import Rng
 from gradleak.tap import Layer, Untapped, inputs, layers, tapped
 from gradleak.types import Batch, Client, Params, Replay, Update
@@ -140,7 +140,7 @@ def averaged(client: Client, params: Params, batch: Batch, rng: Rng | None, clie
 def _added(one: Value, other: Value) -> Value:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one + other
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
+    if not (isinstance(one, Factored) and isinstance(other, Factored)):
         raise Untapped("a layer is factored for one client and not for another")
     return one.plus(other)
 
@@ -173,7 +173,7 @@ def _to_bound(squares: Tensor | int, bound: float) -> Tensor:
 def _clipped_factored(client: Client, params: Params, batch: Batch, bound: float, lanes: int) -> Update:
     count = len(batch.x)
     with factoring(count):
-        each = cast(Stacked, client(params, batch, None))
+        each = unmasked(cast(Stacked, client(params, batch, None)))
     if any(isinstance(v, Tensor) and v.shape != (count, *params[name].shape) for name, v in each.items()):
         raise Untapped("the client takes its examples in turn")
     squares = sum(v.flatten(1).square().sum(1) if isinstance(v, Tensor) else v.sq_norm() for v in each.values())

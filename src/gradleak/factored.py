@@ -58,14 +58,45 @@ class Factored:
         return replace(self, inputs=inputs, deltas=deltas)
 
 
-Value = Tensor | Factored
+@dataclass(frozen=True)
+class Masked:
+    """A factored gradient of which only some entries were sent: those where `mask`, of the weight's shape, is 1."""
+
+    whole: Factored
+    mask: Tensor
+
+    def dense(self) -> Tensor:
+        return self.whole.dense() * self.mask
+
+    def __mul__(self, by: Tensor | float) -> "Masked":
+        """Times one number."""
+        return replace(self, whole=self.whole * by)
+
+
+Value = Tensor | Factored | Masked
 Stacked = Mapping[str, Value]
 """Updates of R lanes by parameter name, each value with the lane as its first axis."""
 
 
 def dense(stacked: Stacked) -> dict[str, Tensor]:
     """Everything multiplied out."""
-    return {name: value.dense() if isinstance(value, Factored) else value for name, value in stacked.items()}
+    return {name: value if isinstance(value, Tensor) else value.dense() for name, value in stacked.items()}
+
+
+def unmasked(stacked: Stacked) -> dict[str, Tensor | Factored]:
+    """What is masked multiplied out, the rest as it is."""
+    return {name: value.dense() if isinstance(value, Masked) else value for name, value in stacked.items()}
+
+
+def kept(stacked: Stacked, masks: Mapping[str, Tensor]) -> dict[str, Value]:
+    """Only the entries under the masks."""
+    found: dict[str, Value] = {}
+    for name, value in stacked.items():
+        if isinstance(value, Masked):
+            found[name] = replace(value, mask=value.mask * masks[name])
+        else:
+            found[name] = Masked(value, masks[name]) if isinstance(value, Factored) else value * masks[name]
+    return found
 
 
 class Low(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradleak.calculus import factoring, in_lanes
-from gradleak.factored import Factored, Stacked, Value
+from gradleak.factored import Factored, Masked, Stacked, Value
 from gradleak.tap import Untapped
 from gradleak.types import Batch, Replay, Update
 
@@ -29,6 +29,7 @@ class Lanes:
 
     Which of them the model, the client and the attacker's copy of the defense allow is found by trying two candidates
     and comparing them with the plain replay. `apart` takes them in turn in any case: for those who watch layers.
+    `masked`: whether entries are left out of factored gradients.
     """
 
     def __init__(self, replay: Replay, x: Tensor, y: Tensor, extra: Extra | None = None, factor: bool = False,
@@ -36,6 +37,7 @@ class Lanes:
         self.replay = replay
         tried = (x[:2].detach(), y[:2].detach(), {k: v[:2].detach() for k, v in (extra or {}).items()})
         self.way: Way = "in turn"
+        self.masked = False
         if factor and self._agrees("factored", *tried):
             self.way = "factored"
         elif len(x) > 1 and not apart and self._agrees("at once", *tried):
@@ -46,6 +48,7 @@ class Lanes:
         try:
             with torch.no_grad():
                 fast = self._take(way, x, y, extra)
+                self.masked = any(isinstance(value, Masked) for value in fast.values())
                 for lane in range(len(x)):  # one layer of one candidate at a time: a large model fits in memory once
                     slow = self._alone(x, y, extra, lane)
                     for name, plain in slow.items():
@@ -90,4 +93,6 @@ def _of_lane(value: Value | None, lane: int, like: Tensor) -> Tensor:
         return torch.zeros_like(like)
     if isinstance(value, Tensor):
         return value[lane]
+    if isinstance(value, Masked):
+        return _of_lane(value.whole, lane, like) * value.mask
     return Factored(value.inputs[lane][None], value.deltas[lane][None], value.flipped, value.rows).dense()[0]

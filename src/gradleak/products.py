@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradleak.factored import Factored, Low, Reference, Stacked
+from gradleak.factored import Factored, Low, Reference, Stacked, unmasked
 
 SMALL = 2**14
 """Entries up to which gradients are copied to be taken together."""
@@ -61,6 +61,7 @@ class _Group(NamedTuple):
 
 def products(stacked: Stacked, reference: Reference) -> Products:
     """What cosine and l2 need; parameters a lane has no gradient for count as zero."""
+    stacked = unmasked(stacked)
     dots: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
     ways = {"low": _LowRank, "gram": _Gram, "multiplied": _Multiplied}
@@ -89,7 +90,7 @@ def differences(stacked: Stacked, reference: Reference) -> Differences:
         magnitudes.update(zip(group.names, found[1], strict=True))
     for name, value in stacked.items():
         if name in reference and name not in squares:
-            off = ((value.dense() if isinstance(value, Factored) else value) - reference[name]).flatten(1)
+            off = ((value if isinstance(value, Tensor) else value.dense()) - reference[name]).flatten(1)
             squares[name], magnitudes[name] = off.square().sum(1), off.abs().sum(1)
     for name in reference:
         if name not in squares:
@@ -102,8 +103,9 @@ def differences(stacked: Stacked, reference: Reference) -> Differences:
 def crossed(stacked: Stacked, other: Stacked, reference: Reference) -> Tensor:
     """Per lane and parameter, the inner product with another update of one lane."""
     found: dict[str, Tensor] = {}
+    mine, theirs = unmasked(stacked), unmasked(other)
     for name in reference:
-        one, two = stacked.get(name), other.get(name)
+        one, two = mine.get(name), theirs.get(name)
         if isinstance(one, Tensor) and isinstance(two, Tensor):
             found[name] = one.flatten(1) @ two.flatten()
         elif isinstance(one, Factored) and isinstance(two, Factored):

@@ -8,7 +8,7 @@ import torch
 from gradleak.attacks.exact import likely
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import entrance
-from gradleak.attacks.exact.judge import Judge, Sent
+from gradleak.attacks.exact.judge import Judge, sent
 from gradleak.calculus import factoring
 from gradleak.errors import Unsuited
 from gradleak.factored import Factored, Reference
@@ -67,7 +67,7 @@ def test_only_entries_that_were_sent_are_compared(scene, defense):
     places = {name: value != 0 for name, value in seen.update.items()}
     assert all(torch.allclose(masked[k][0][places[k]], v[places[k]], rtol=1e-3, atol=1e-9)
                for k, v in seen.update.items())
-    objective, reference = Sent(seen.update), Reference(seen.update)
+    objective, reference = sent(seen.update), Reference(seen.update)
     assert torch.allclose(objective(stacked, reference), objective(masked, reference), rtol=1e-2)
     judge, truth = Judge(entrance(seen)), tuple(here.secret.readings[0].tolist())
     label = int(here.secret.labels[0])

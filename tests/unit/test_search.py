@@ -15,6 +15,7 @@ from gradleak.attacks.parts.labels import Known
 from gradleak.attacks.parts.language import Silent
 from gradleak.attacks.parts.lengths import lengths, rank, tokens
 from gradleak.attacks.parts.priors import word_length
+from gradleak.attacks.parts.sampled import Sampled
 from gradleak.attacks.parts.tokens import Embeddings, Nearest, TokenRoom
 from gradleak.attacks.search import Rearrange, Substitute
 from gradleak.errors import Unsuited
@@ -242,6 +243,23 @@ def test_a_round_without_success_looks_wider(scene) -> None:
         state = search.improve(run, state, Rng(number))
         widths.append(int(state["draft.wide"]))
     assert widths == [4, 7, 7] and state["draft.ids"].tolist() == truth.tolist()
+
+
+@pytest.mark.parametrize("objective", [objectives.cosine, objectives.layer_cosine, objectives.l2],
+                         ids=["cosine", "layer_cosine", "l2"])
+def test_a_search_that_knows_of_gaps_compares_what_was_sent(scene, objective: objectives.Objective) -> None:
+    """Nothing is multiplied out, the truth agrees, and a wrong word is found as without gaps."""
+    played = scene(2, defense="prune(keep=0.2, by=random)", who="informed+labels+lengths")
+    run, truth = matching(played.seen, objective), sorted_truth(played)
+    assert run.replay.way == "factored" and run.replay.masked and isinstance(run.scoring.objective, Sampled)
+    x, y = run.words.embed(truth)[None], run.fixed[None]
+    value = run.slope(x, y, run.words.extra(1))
+    assert float(value.match) < 1e-6 < float(run.slope(x.flip(2), y, run.words.extra(1)).match)
+    assert bool(value.gradient.isfinite().all())
+    wrong = truth.clone()
+    wrong[0, 2] = 20 if truth[0, 2] != 20 else 21
+    state = Substitute(words=300, most=300).improve(run, state_at(run, wrong), Rng(0))
+    assert state["told.ids"].tolist() == truth.tolist()
 
 
 def test_the_nearest_word(scene) -> None:

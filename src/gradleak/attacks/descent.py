@@ -13,6 +13,7 @@ from gradleak.attacks.parts.labels import Counted, Labels, Read, Said, count
 from gradleak.attacks.parts.objectives import Objective
 from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
 from gradleak.attacks.parts.priors import Moment, Prior
+from gradleak.attacks.parts.sampled import sampled
 from gradleak.attacks.parts.schedules import Number
 from gradleak.attacks.parts.spaces import Pixels, Space
 from gradleak.attacks.parts.tokens import TokenRoom
@@ -138,11 +139,16 @@ class Matching:
         self.replay = Lanes(seen.replay, *self.unpack(z), self.extra(z), factor=words, apart=plan.norms is not None)
         self.reference = Reference(seen.update, self.room.tokens)
         self.statistics = _told(seen) if plan.norms is not None else {}
+        self._scorings: dict[Objective, Scoring] = {}
         self.scoring = self._scored(plan.screen or plan.objective)
 
-    def _scored(self, objective: objectives.Objective) -> Scoring:
-        dropped = self.room.masks if isinstance(self.room, TokenRoom) else None
-        return Scoring(self.replay, objective, self.reference, dropped.axes if dropped else None)
+    def _scored(self, objective: Objective) -> Scoring:
+        """By an objective; where entries are known to be left out, over a sample of those that were sent."""
+        if objective not in self._scorings:
+            dropped = self.room.masks if isinstance(self.room, TokenRoom) else None
+            taken = sampled(objective, self.seen.update) if self.replay.masked else objective
+            self._scorings[objective] = Scoring(self.replay, taken, self.reference, dropped.axes if dropped else None)
+        return self._scorings[objective]
 
     def _random(self, lanes: int, rng: Rng) -> Tensor:
         z = self.room.begin(lanes, rng / "start")
@@ -227,7 +233,7 @@ class Matching:
         return self.room.extra(len(z), z[:, self._beside] if self.room.beside else None)
 
     def evaluator(self, step: int) -> Evaluate:
-        plan = self.plan
+        plan, objective = self.plan, self._scored(self.plan.objective).objective
         priors = [(schedules.at(weight, step, plan.steps), prior) for weight, prior in plan.priors]
         norms = schedules.at(plan.norms[0], step, plan.steps) if plan.norms else 0.0
 
@@ -236,7 +242,7 @@ class Matching:
             x, y = self.unpack(z)
             with watching() as met:
                 stacked = self.replay(x, y, self.extra(z))
-            match = plan.objective(*self._viewed(stacked, step))
+            match = objective(*self._viewed(stacked, step))
             total = match.clamp_min(FLOOR).log() if plan.log else match
             if norms and plan.norms:
                 each = len(met) // len(x)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.parts.objectives import ByEntries, ByProducts, Objective
-from gradleak.factored import Factored, Reference, Stacked
+from gradleak.factored import Factored, Masked, Reference, Stacked, Value
 from gradleak.lanes import Extra, Lanes
 from gradleak.products import Products, crossed, products
 
@@ -108,7 +108,7 @@ class Scoring:
             found.append(self(whole.pop("x"), y.expand(many, *y.shape), whole))
         return torch.cat(found)
 
-    def _weighed(self, stacked: Stacked, share: float) -> dict[str, Tensor | Factored]:
+    def _weighed(self, stacked: Stacked, share: float) -> dict[str, Value]:
         return {name: value * share for name, value in stacked.items()}
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class Scoring:
                 whole = products(stacked, self.reference).dots
                 alone = {name: value[:, None] for name, value in extra.items()}
                 parts = products(self.replay(x[:, None], y[:, None], alone), self.reference).dots
-                factored = any(isinstance(value, Factored) for value in stacked.values())
+                factored = any(isinstance(value, Factored | Masked) for value in stacked.values())
                 self._sums = factored and _off(parts.mean(0), whole[0]) < SAME
                 told = y.ndim == 1 or y.is_floating_point()
                 if self._sums and told and "mask" in extra and set(extra) <= set(self.axes):

@@ -1,13 +1,14 @@
 """Send only some entries, in three meanings that papers mix up."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from gradleak.defenses.after import after
 from gradleak.errors import UsageError
+from gradleak.factored import Stacked, kept
 from gradleak.registry import register
 from gradleak.rng import Rng
 from gradleak.types import Client, Update
@@ -62,4 +63,4 @@ class Prune:
 
     def mimic(self, client: Client, update: Update) -> Client:
         masks = {k: (v != 0).to(v) for k, v in update.items()}
-        return after(client, lambda sent, rng: {k: v * masks[k] for k, v in sent.items()})
+        return lambda params, batch, rng: cast(Update, kept(cast(Stacked, client(params, batch, rng)), masks))

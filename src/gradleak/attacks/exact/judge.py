@@ -11,19 +11,16 @@ from torch import Tensor
 from gradleak.attacks.exact.completion import pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.reading import Sentence
-from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByEntries, ByProducts, Objective
+from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByProducts, Objective
+from gradleak.attacks.parts.sampled import SAMPLE, Sampled
 from gradleak.attacks.scoring import Scoring
-from gradleak.factored import Factored, Reference, Stacked
+from gradleak.factored import Reference
 from gradleak.lanes import Lanes
 from gradleak.products import Products
-from gradleak.rng import Rng
 from gradleak.types import NO_LABEL, Know, Update, following
 
 MANY = 16
 """Classes up to which all are tried."""
-
-SAMPLE = 1024
-"""Entries of a parameter that are compared where some were left out."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,10 @@ class Judge:
 
     def __init__(self, door: Entrance) -> None:
         self.door = door
-        sent = [(value != 0).sum() for value in door.seen.update.values()]
-        self.objective: Objective = ByProducts(partial(_unlikely, torch.stack(sent)))
+        counts = [(value != 0).sum() for value in door.seen.update.values()]
+        self.objective: Objective = ByProducts(partial(_unlikely, torch.stack(counts)))
         if any(pruned(value) for value in door.seen.update.values() if value.ndim > 1):
-            self.objective = Sent(door.seen.update)
+            self.objective = sent(door.seen.update)
         self.reference = Reference(door.seen.update)
         self._scoring: Scoring | None = None
 
@@ -129,44 +126,11 @@ class Judge:
         return self._scoring
 
 
-class Sent(ByEntries):
-    """The objective where entries were left out, which anyone sees: only those that were sent are compared, of each
-    parameter a sample of them. The truth then agrees entirely, and no gradient is multiplied out for it."""
-
-    def __init__(self, update: Update) -> None:
-        self._places = {name: _sampled(value, Rng(0) / name) for name, value in update.items() if bool(value.any())}
-        values = {name: update[name].flatten()[places] for name, places in self._places.items()}
-        self._values = {name: value.double() for name, value in values.items()}
-        self._widths = {name: update[name].shape[-1] for name in values}
-        self._count = torch.stack([(value != 0).sum() for value in values.values()])
-        self._sizes = torch.stack([value.square().sum() for value in self._values.values()])
-
-    def entries(self, stacked: Stacked) -> Tensor:
-        return torch.cat([self._of(stacked[name], name) for name in self._places], 1).double()
-
-    def of(self, entries: Tensor) -> Tensor:
-        dots, squares = [], []
-        parts = torch.split(entries, [len(values) for values in self._values.values()], 1)
-        for found, values in zip(parts, self._values.values(), strict=True):
-            dots.append(found @ values)
-            squares.append(found.square().sum(1))
-        return _unlikely(self._count, Products(torch.stack(dots, 1), torch.stack(squares, 1), self._sizes))
-
-    def _of(self, value: Tensor | Factored, name: str) -> Tensor:
-        places = self._places[name]
-        if isinstance(value, Tensor):
-            return value.flatten(1)[:, places]
-        if value.rows:
-            return value.dense().flatten(1)[:, places]
-        down, across = places // self._widths[name], places % self._widths[name]
-        rows, columns = (across, down) if value.flipped else (down, across)
-        return (value.deltas.index_select(2, rows) * value.inputs.index_select(2, columns)).sum(1)
-
-
-def _sampled(value: Tensor, rng: Rng) -> Tensor:
-    """Where entries were sent: all, or as many as are compared."""
-    sent = value.flatten().nonzero()[:, 0]
-    return sent if len(sent) <= SAMPLE else sent[rng.permutation(len(sent))[:SAMPLE]]
+def sent(update: Update) -> Sampled:
+    """How unlikely where entries were left out, which anyone sees: only those that were sent are compared, of each
+    parameter a sample of them. The truth then agrees entirely."""
+    counts = [(value != 0).sum().clamp_max(SAMPLE) for value in update.values() if bool(value.any())]
+    return Sampled(update, partial(_unlikely, torch.stack(counts)))
 
 
 def _alone(sentence: Sentence, label: int | None) -> Company:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradleak.factored import TINY, Factored, Reference, Stacked
+from gradleak.factored import TINY, Reference, Stacked
 from gradleak.products import Products, differences, products
 
 Objective = Callable[[Stacked, Reference], Tensor]
@@ -22,7 +22,7 @@ class ByProducts:
     of: Callable[[Products], Tensor]
 
     def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
-        if self.of is _l2 and not any(isinstance(value, Factored) for value in stacked.values()):
+        if self.of is _l2 and all(isinstance(value, Tensor) for value in stacked.values()):
             return differences(stacked, reference).squares.sum(1)
         return self.of(products(stacked, reference))
 
