@@ -130,7 +130,7 @@ def averaged(client: Client, params: Params, batch: Batch, rng: Rng | None, clie
     total: dict[str, Value] = {}
     for who, rows in enumerate(shares):
         own = Batch(batch.x[rows], batch.y[rows], {name: value[rows] for name, value in batch.extra.items()})
-        sent = cast(Stacked, client(params, own, rng / "client" / who if rng else None))
+        sent = unmasked(cast(Stacked, client(params, own, rng / "client" / who if rng else None)))
         for name, value in sent.items():
             part, before = value * (1 / len(shares)), total.get(name)
             total[name] = part if before is None else _added(before, part)
