@@ -1,5 +1,7 @@
 """Several sentences read out of one update that hides them behind noise, signs or gaps."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -57,3 +59,13 @@ def test_ties_part_the_words(scene):
     places, ties = torch.tensor([1, 1, 2, 2]), torch.tensor([[0, 0, 1, 9], [0, 0, 8, 1], [1, 8, 0, 0], [9, 1, 0, 0.0]])
     worth, owners = crowd._improved(torch.tensor([0, 1, 0, 1]), places, ties.double(), (4, 4), 1)
     assert owners[0] == owners[3] and owners[1] == owners[2] and owners[0] != owners[1] and worth == 34
+
+
+@pytest.mark.parametrize("told", [None, torch.tensor([6, 5])], ids=["lengths unknown", "lengths told"])
+def test_words_that_strayed_are_brought_back(told: torch.Tensor | None) -> None:
+    search = SimpleNamespace(opening=(1,), closing=(2,), told=told, possible=lambda length: 3 <= length <= 9)
+    truth = Company(((1, 10, 11, 12, 13, 2), (1, 20, 21, 22, 2)), (0, 1))
+    exchanged = Company(((1, 21, 11, 12, 13, 2), (1, 20, 10, 22, 2)), (0, 1))
+    moved = Company(((1, 10, 11, 13, 2), (1, 20, 12, 21, 22, 2)), (0, 1))
+    assert truth in crowd._strayed(exchanged, search) and truth not in crowd._strayed(truth, search)
+    assert (truth in crowd._strayed(moved, search)) == (told is None)
