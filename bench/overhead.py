@@ -2,7 +2,7 @@
 
     python bench/overhead.py [--on ray] [--workers 2] [--cells 8] [--steps 900]
 
-With the defaults a cell takes about half a minute. Ray's own start, once a run, is printed apart.
+With the defaults a cell takes about half a minute. Ray's own start, once a run, counts for the whole command only.
 """
 
 import argparse
