@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gradleak.attacks.exact import crowd, likely
+from gradleak.attacks.exact import crowd, likely, settling
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.judge import Company, Judge
 from gradleak.rng import Rng
@@ -50,7 +50,7 @@ def test_a_changed_sentence_is_judged_as_the_whole_batch_would_be(scene):
     here = scene("noise(relative=0.3)")
     judge, (one, other) = Judge(entrance(here.seen)), truths(here)
     company = Company((one, other), tuple(here.secret.labels.tolist()))
-    rivals = [(*one[:2], 7, *one[3:]), (*one[:2], 9, *one[3:])]
+    rivals = [(*one[:2], 7, *one[3:]), (*one[:2], 9, *one[3:]), (*one[:2], *one[3:]), (*one[:2], 9, *one[2:])]
     alone, whole = judge.instead(company, 0, rivals), judge.companies([company.but(0, each) for each in rivals])
     assert alone == pytest.approx(whole, rel=1e-3) and max(whole) < judge.companies([company])[0]
 
@@ -67,5 +67,38 @@ def test_words_that_strayed_are_brought_back(told: torch.Tensor | None) -> None:
     truth = Company(((1, 10, 11, 12, 13, 2), (1, 20, 21, 22, 2)), (0, 1))
     exchanged = Company(((1, 21, 11, 12, 13, 2), (1, 20, 10, 22, 2)), (0, 1))
     moved = Company(((1, 10, 11, 13, 2), (1, 20, 12, 21, 22, 2)), (0, 1))
-    assert truth in crowd._strayed(exchanged, search) and truth not in crowd._strayed(truth, search)
-    assert (truth in crowd._strayed(moved, search)) == (told is None)
+    slopes = torch.zeros(2, 6, 30)
+
+    def tried(company: Company) -> settling.Tried:
+        words = [[*range(10, 24)]] * 8
+        return {(which, rival): 0.0 for which, sentence in enumerate(company.sentences) if told is None
+                for rival in settling.resized(sentence, words, search)}
+
+    def found(company: Company) -> list[Company]:
+        return settling.strayed(company, search, slopes, tried(company))
+
+    assert truth in found(exchanged) and truth not in found(truth)
+    assert (truth in found(moved)) == (told is None)
+
+
+def test_the_most_promising_strays_come_first(monkeypatch) -> None:
+    monkeypatch.setattr(settling, "STRAYED", 1)
+    search = SimpleNamespace(opening=(1,), closing=(2,), told=None, possible=lambda length: 3 <= length <= 9)
+    company, slopes = Company(((1, 10, 11, 2), (1, 20, 21, 2)), (0, 1)), torch.zeros(2, 4, 30)
+    slopes[0, 2, 20] = slopes[1, 1, 11] = 1
+    tried = {(0, (1, 11, 2)): 1.0, (1, (1, 20, 10, 21, 2)): 5.0, (1, (1, 20, 21, 10, 2)): 1.0}
+    assert settling.strayed(company, search, slopes, tried) == [
+        Company(((1, 11, 2), (1, 20, 10, 21, 2)), (0, 1)), Company(((1, 10, 20, 2), (1, 11, 21, 2)), (0, 1))]
+
+
+def test_a_lost_sentence_is_written_anew_with_its_length_and_label(scene) -> None:
+    here = scene("noise(relative=0.03)")
+    door, (one, other) = entrance(here.seen), truths(here)
+    judge, search = Judge(door), likely.hearings(door, Rng(1))[-1]
+    labels = tuple(here.secret.labels.tolist())
+    lost = Company((one, (other[0], one[1], other[-1])), (labels[0], 1 - labels[1]))
+    pool = crowd.gathered(search, 2)
+    (rival,) = [each for each in settling.anew(search, lost, 1, pool) if len(each) == len(other)]
+    assert sum(a == b for a, b in zip(rival, other, strict=True)) >= len(other) - 2
+    found, _ = settling.Settling(search, judge, lost, pool).settled(Rng(0))
+    assert sorted(zip(found.sentences, found.labels, strict=True)) == sorted(zip((one, other), labels, strict=True))

@@ -4,29 +4,25 @@ The first layers' energy tells the words nearly for sure, and their places rough
 which stood in one sentence. From there the whole update decides, replayed with one change at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, permutations
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
-from gradleak.attacks.exact.arrange import reordered
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.judge import MANY, Company, Judge
-from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed, hearings
+from gradleak.attacks.exact.judge import Company, Judge
+from gradleak.attacks.exact.likely import Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, Seating
+from gradleak.attacks.exact.settling import ENDS, Settling, likeliest, relabelled
 from gradleak.rng import Rng
 from gradleak.types import Know
 
 LONGEST = 48
 """Places looked at where lengths are not told."""
-
-ENDS = 6
-"""Places at which sentences may end, best first."""
 
 GUESSES = 3
 """Sets of lengths from which sentences are begun; the whole update tells which of them is right."""
@@ -37,15 +33,6 @@ HEARD = 1.15
 STARTS, WAYS = 24, 6
 """Random ways to part the words among the sentences, each then improved; so many of them, best first, are replayed."""
 
-WORDS, OTHERS = 8, 4
-"""Words of the pool a place, and of the whole vocabulary, that are replayed in a round: those of the steepest slope."""
-
-ORDERS = 48
-"""Orders of a sentence that are replayed in a round; all of them once nothing else helps."""
-
-ROUNDS = 20
-"""Of replaying, while something is better; five are usual."""
-
 
 def read(door: Entrance, count: int, rng: Rng) -> Reading:
     """All sentences of a batch; nothing of it is proven."""
@@ -53,7 +40,7 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     pool = gathered(search, count)
     starts = [start for lengths in _lengths(search, pool, count)
               for start in begun(door, search, judge, pool, lengths, rng)]
-    company, score = _settled(search, judge, _likeliest(judge, starts)[0], pool, rng)
+    company, score = Settling(search, judge, likeliest(judge, starts)[0], pool).settled(rng)
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
 
@@ -175,126 +162,4 @@ def _labelled(door: Entrance, judge: Judge, company: Company) -> Company:
         company = replace(company, labels=tuple(told.flatten().tolist()))
         if isinstance(lengths, Tensor):  # then the two go together
             return company
-    return _likeliest(judge, list(_relabelled(door, company)))[0]
-
-
-def _relabelled(door: Entrance, company: Company) -> Iterator[Company]:
-    """The company itself, and with one label changed, or where labels are told, two exchanged."""
-    yield company
-    if company.labels is None:
-        return
-    labels = company.labels
-    if isinstance(door.seen.facts.get(Know.LABELS), Tensor):
-        changed = [_exchanged(labels, a, b) for a, b in combinations(range(len(labels)), 2)]
-    else:
-        changed = [(*labels[:which], label, *labels[which + 1 :]) for which in range(len(labels))
-                   for label in range(min(door.seen.classes, MANY))]
-    for each in dict.fromkeys(changed):
-        if each != labels:
-            yield replace(company, labels=each)
-
-
-def _exchanged(items: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
-    changed = list(items)
-    changed[a], changed[b] = items[b], items[a]
-    return tuple(changed)
-
-
-def _settled(search: Search, judge: Judge, company: Company, pool: Tensor, rng: Rng) -> tuple[Company, float]:
-    """The batch changed while the whole update is likelier so: words, orders, exchanges, labels and lengths."""
-    now, wide = judge.companies([company])[0], False
-    for turn in range(ROUNDS):
-        before, slopes = now, judge.slopes(company)
-        for which in range(len(company.sentences)):
-            most = None if wide else ORDERS
-            sentence, now = _reworded(judge, company, which, slopes[which], pool, now, most, rng / turn / which)
-            company = company.but(which, sentence)
-        crossed = [*_crossings(company), *list(_relabelled(search.door, company))[1:]]
-        company, now = _best(judge, company, now, crossed)
-        if now <= before + CHANCE and search.told is None:
-            company, now = _best(judge, company, now, list(_resized(company, pool, slopes, search)))
-        if now <= before + CHANCE and wide:
-            company, now = _best(judge, company, now, list(_strayed(company, search)))
-            if now <= before + CHANCE:
-                break
-        wide = now <= before + CHANCE
-    return company, now
-
-
-def _best(judge: Judge, company: Company, now: float, others: list[Company]) -> tuple[Company, float]:
-    other, score = _likeliest(judge, others) if others else (company, now)
-    return (other, score) if score > now + CHANCE else (company, now)
-
-
-def _likeliest(judge: Judge, companies: list[Company]) -> tuple[Company, float]:
-    scores = judge.companies(companies)
-    top = max(range(len(scores)), key=lambda n: scores[n])
-    return companies[top], scores[top]
-
-
-def _reworded(
-    judge: Judge, company: Company, which: int, slope: Tensor, pool: Tensor, now: float, most: int | None, rng: Rng,
-) -> tuple[Sentence, float]:
-    """A sentence with a word, its order (`most` of them), or several words changed at once."""
-    sentence, words = company.sentences[which], judge.door.vocabulary
-    inside = range(len(words.opening), len(sentence) - len(words.closing))
-    singles = {(place, token): None for place in inside for token in _steepest(slope[place], pool)
-               if token != sentence[place]}
-    rivals = [changed(sentence, [change]) for change in singles]
-    every = reordered(sentence, inside)
-    moved = [every[n] for n in rng.permutation(len(every))[:most].tolist()]
-    scores = judge.instead(company, which, rivals + moved)
-    best: dict[int, tuple[float, Change]] = {}
-    for score, change in zip(scores, singles, strict=False):
-        if score > now and score > best.get(change[0], (now, change))[0]:
-            best[change[0]] = score, change
-    ranked = [change for _, change in sorted(best.values(), reverse=True)]
-    several = [changed(sentence, ranked[: n + 1]) for n in range(1, len(ranked))]
-    tried = [*zip(scores, rivals + moved, strict=True),
-             *zip(judge.instead(company, which, several), several, strict=True)]
-    score, better = max(tried, default=(now, sentence))
-    return (better, score) if score > now + CHANCE else (sentence, now)
-
-
-def _steepest(slope: Tensor, pool: Tensor) -> list[int]:
-    some = pool[slope[pool].argsort(descending=True)[:WORDS]].tolist()
-    return [*some, *slope.topk(min(OTHERS, len(slope))).indices.tolist()]
-
-
-def _crossings(company: Company) -> Iterator[Company]:
-    """Two sentences exchange a word of one place, or all they have from a place on."""
-    for a, b in combinations(range(len(company.sentences)), 2):
-        one, other = company.sentences[a], company.sentences[b]
-        for place in range(1, min(len(one), len(other)) - 1):
-            if one[place] != other[place]:
-                word = one[:place] + other[place : place + 1] + one[place + 1 :]
-                yield company.but(a, word).but(b, other[:place] + one[place : place + 1] + other[place + 1 :])
-            if one[place:] != other[place:]:
-                yield company.but(a, one[:place] + other[place:]).but(b, other[:place] + one[place:])
-
-
-def _strayed(company: Company, search: Search) -> Iterator[Company]:
-    """A word of one sentence stands in another, anywhere; or two have taken each other's places."""
-    first, last = len(search.opening), len(search.closing)
-    for a, b in permutations(range(len(company.sentences)), 2):
-        one, other = company.sentences[a], company.sentences[b]
-        for place in range(first, len(one) - last):
-            fewer = (*one[:place], *one[place + 1 :])
-            if search.told is None and search.possible(len(fewer)) and search.possible(len(other) + 1):
-                for at in range(first, len(other) - last + 1):
-                    yield company.but(a, fewer).but(b, (*other[:at], one[place], *other[at:]))
-            for at in range(first, len(other) - last) if a < b else ():
-                if at != place and one[place] != other[at]:
-                    yield company.but(a, changed(one, [(place, other[at])])).but(b, changed(other, [(at, one[place])]))
-
-
-def _resized(company: Company, pool: Tensor, slopes: Tensor, search: Search) -> Iterator[Company]:
-    """One sentence with a word less, or with one more."""
-    first, last = len(search.opening), len(search.closing)
-    for which, sentence in enumerate(company.sentences):
-        for place in range(first, len(sentence) - last + 1):
-            if place < len(sentence) - last and search.possible(len(sentence) - 1):
-                yield company.but(which, sentence[:place] + sentence[place + 1 :])
-            if search.possible(len(sentence) + 1):
-                for token in _steepest(slopes[which, place], pool)[:2]:
-                    yield company.but(which, (*sentence[:place], token, *sentence[place:]))
+    return likeliest(judge, list(relabelled(door, company)))[0]

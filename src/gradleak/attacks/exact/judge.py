@@ -91,18 +91,19 @@ class Judge:
         return [-score for score in scores.tolist()]
 
     def instead(self, company: Company, which: int, rivals: Sequence[Sentence]) -> list[float]:
-        """Of a batch with each rival, as long as the sentence, in a sentence's place: only rivals are replayed."""
+        """Of a batch with each rival in a sentence's place: only rivals are replayed."""
         if not rivals:
             return []
-        x, y, extra = self._together(company, max(map(len, company.sentences)))
-        if "ids" in extra:  # what is looked up changes with the words
+        x, y, extra = self._together(company, max(map(len, [*company.sentences, *rivals])))
+        if "ids" in extra or company.labels is None:  # what is looked up, or comes next, changes with the words
             return self.companies([company.but(which, rival) for rival in rivals])
         others = x[which].repeat(len(rivals), 1, 1)
-        rows = torch.tensor(rivals)
-        others[:, : rows.shape[1]] = self.door.vocabulary.table[rows].detach().to(x)
+        mask = torch.zeros(others.shape[:2]).to(extra["mask"])
+        for row, rival in enumerate(rivals):
+            others[row, : len(rival)] = self.door.vocabulary.table[list(rival)].detach().to(x)
+            mask[row, : len(rival)] = 1
         scoring = self._scored(x[None], y[None], {name: value[None] for name, value in extra.items()})
-        scores = scoring.changed(x, y, extra, which, others)
-        return [-score for score in scores.tolist()]
+        return [-score for score in scoring.changed(x, y, extra, which, others, {"mask": mask}).tolist()]
 
     def slopes(self, company: Company) -> Tensor:
         """As `slope`, for every sentence (n x L x V)."""

@@ -1,0 +1,221 @@
+"""A batch of sentences changed, one thing at a time, while the whole update is likelier so."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, combinations, permutations
+
+from torch import Tensor
+
+from gradleak.attacks.exact.arrange import reordered
+from gradleak.attacks.exact.entrance import Entrance
+from gradleak.attacks.exact.judge import MANY, Company, Judge
+from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed
+from gradleak.attacks.exact.reading import Sentence
+from gradleak.attacks.exact.seating import Seating
+from gradleak.rng import Rng
+from gradleak.types import Know
+
+ENDS = 6
+"""Places at which sentences may end, best first."""
+
+NEAR = (-2, -1, 1, 2)
+"""How much longer a sentence that is written anew may become."""
+
+WORDS, OTHERS = 8, 4
+"""Words of the pool a place, and of the whole vocabulary, that are replayed in a round: those of the steepest slope."""
+
+ORDERS = 48
+"""Orders of a sentence that are replayed in a round; all of them once nothing else helps."""
+
+STRAYED = 96
+"""Words in other sentences, and exchanges, that are replayed once nothing else helps."""
+
+ROUNDS = 40
+"""Of replaying, while something is better; ten to twenty are usual for four sentences."""
+
+Tried = dict[tuple[int, Sentence], float]
+"""How likely the batch is with another sentence in one's place."""
+
+
+class Settling:
+    """The batch as it stands, and how likely the update is given it. `pool` are the words that were heard."""
+
+    def __init__(self, search: Search, judge: Judge, company: Company, pool: Tensor) -> None:
+        self.search, self.judge, self.company, self.pool = search, judge, company, pool
+        (self.now,) = judge.companies([company])
+
+    def settled(self, rng: Rng) -> tuple[Company, float]:
+        """Words, orders, exchanges and labels; then sentences written anew, other lengths; at last everything.
+
+        A sentence that no change near it helps rests until nothing helps the others either.
+        """
+        resting, wide = set[Sentence](), False
+        for turn in range(ROUNDS):
+            before, slopes = self.now, self.judge.slopes(self.company)
+            for which, sentence in enumerate(self.company.sentences):
+                if sentence not in resting:
+                    self._reword(which, slopes[which], None if wide else ORDERS, rng / turn / which)
+                    resting |= {sentence} & {*self.company.sentences}
+            self._offer([*crossings(self.company), *list(relabelled(self.search.door, self.company))[1:]])
+            if turn == 0 or not self._helped(before):
+                self._renew()
+            tried = Tried()
+            if self.search.told is None and not self._helped(before):
+                tried = self._resize(slopes, wide)
+            if wide and not self._helped(before):
+                self._offer(strayed(self.company, self.search, slopes, tried))
+                if not self._helped(before):
+                    break
+            wide = not self._helped(before)
+            resting = set() if wide else resting
+        return self.company, self.now
+
+    def _helped(self, before: float) -> bool:
+        return self.now > before + CHANCE
+
+    def _take(self, company: Company, score: float) -> None:
+        if score > self.now + CHANCE:
+            self.company, self.now = company, score
+
+    def _offer(self, companies: list[Company]) -> None:
+        if companies:
+            self._take(*likeliest(self.judge, companies))
+
+    def _instead(self, company: Company, which: int, rivals: list[Sentence]) -> list[float]:
+        """The likeliest of rivals for a sentence's place is taken if it helps; how likely each is."""
+        scores = self.judge.instead(company, which, rivals)
+        score, rival = max(zip(scores, rivals, strict=True), default=(self.now, ()))
+        self._take(company.but(which, rival), score)
+        return scores
+
+    def _reword(self, which: int, slope: Tensor, most: int | None, rng: Rng) -> None:
+        """A sentence with a word, its order (`most` of them), or several words changed at once."""
+        company, words = self.company, self.judge.door.vocabulary
+        sentence, now = company.sentences[which], self.now
+        inside = range(len(words.opening), len(sentence) - len(words.closing))
+        singles = list(dict.fromkeys((place, token) for place in inside for token in self._steepest(slope[place])
+                                     if token != sentence[place]))
+        every = reordered(sentence, inside)
+        moved = [every[n] for n in rng.permutation(len(every))[:most].tolist()]
+        scores = self._instead(company, which, [changed(sentence, [change]) for change in singles] + moved)
+        best: dict[int, tuple[float, Change]] = {}
+        for score, change in zip(scores, singles, strict=False):
+            if score > best.get(change[0], (now, change))[0]:
+                best[change[0]] = score, change
+        ranked = [change for _, change in sorted(best.values(), reverse=True)]
+        self._instead(company, which, [changed(sentence, ranked[: n + 1]) for n in range(1, len(ranked))])
+
+    def _steepest(self, slope: Tensor) -> list[int]:
+        some = self.pool[slope[self.pool].argsort(descending=True)[:WORDS]].tolist()
+        return [*some, *slope.topk(min(OTHERS, len(slope))).indices.tolist()]
+
+    def _renew(self) -> None:
+        """Every sentence in turn written anew, with its label or another."""
+        for which in range(len(self.company.sentences)):
+            rivals = anew(self.search, self.company, which, self.pool)
+            for other in list(relabelled(self.search.door, self.company, which)):
+                self._instead(other, which, rivals)
+
+    def _resize(self, slopes: Tensor, wide: bool) -> Tried:
+        """Every sentence in turn with a word less or one more: a likely one, or where nothing helps, any."""
+        tried = Tried()
+        for which, sentence in enumerate(self.company.sentences):
+            every = sorted({*self.pool.tolist(), *chain(*self.company.sentences)})
+            likely = [every if wide else self._steepest(slope)[:2] for slope in slopes[which]]
+            rivals = list(resized(sentence, likely, self.search))
+            scores = self._instead(self.company, which, rivals)
+            tried |= {(which, rival): score for rival, score in zip(rivals, scores, strict=True)}
+        return tried
+
+
+def likeliest(judge: Judge, companies: list[Company]) -> tuple[Company, float]:
+    scores = judge.companies(companies)
+    top = max(range(len(scores)), key=lambda n: scores[n])
+    return companies[top], scores[top]
+
+
+def relabelled(door: Entrance, company: Company, which: int | None = None) -> Iterator[Company]:
+    """The company itself, and with one label changed, or where labels are told, two exchanged; of `which`, if said."""
+    yield company
+    if company.labels is None:
+        return
+    labels = company.labels
+    if isinstance(door.seen.facts.get(Know.LABELS), Tensor):
+        others = [_exchanged(labels, a, b) for a, b in combinations(range(len(labels)), 2)]
+    else:
+        others = [(*labels[:place], label, *labels[place + 1 :]) for place in range(len(labels))
+                  for label in range(min(door.seen.classes, MANY))]
+    for each in dict.fromkeys(others):
+        if each != labels and (which is None or each[which] != labels[which]):
+            yield replace(company, labels=each)
+
+
+def _exchanged(items: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
+    changed = list(items)
+    changed[a], changed[b] = items[b], items[a]
+    return tuple(changed)
+
+
+def anew(search: Search, company: Company, which: int, pool: Tensor) -> list[Sentence]:
+    """One sentence written anew by the first layers, of every likely length, beside what the others explain."""
+    lengths = {len(company.sentences[which])}
+    if search.told is None:
+        lengths |= {*search.ends(ENDS), *(min(lengths) + more for more in NEAR)}
+    others = [(token, place) for number, sentence in enumerate(company.sentences) if number != which
+              for place, token in enumerate(sentence)]
+    found = []
+    for length in sorted(filter(search.possible, lengths)):
+        seats = range(len(search.opening), length - len(search.closing))
+        ends = [(token, seats.stop + place) for place, token in enumerate(search.closing)]
+        frames = dict.fromkeys([*others, *((token, place) for place, token in enumerate(search.opening)), *ends])
+        seated, _ = Seating(search.door.atoms, search.heard.energy, pool, list(frames), seats).best()
+        inside = [token for token, _ in sorted(seated, key=lambda key: key[1])]
+        found.append((*search.opening, *inside, *search.closing))
+    return found
+
+
+def crossings(company: Company) -> Iterator[Company]:
+    """Two sentences exchange a word of one place, or all they have from a place on."""
+    for a, b in combinations(range(len(company.sentences)), 2):
+        one, other = company.sentences[a], company.sentences[b]
+        for place in range(1, min(len(one), len(other)) - 1):
+            if one[place] != other[place]:
+                word = one[:place] + other[place : place + 1] + one[place + 1 :]
+                yield company.but(a, word).but(b, other[:place] + one[place : place + 1] + other[place + 1 :])
+            if one[place:] != other[place:]:
+                yield company.but(a, one[:place] + other[place:]).but(b, other[:place] + one[place:])
+
+
+def strayed(
+    company: Company, search: Search, slopes: Tensor, tried: Mapping[tuple[int, Sentence], float],
+) -> list[Company]:
+    """A word of one sentence stands in another, anywhere; or two have taken each other's places. Those that promise
+    the most: by the two sentences, each `tried` alone, or by the slope."""
+    first, last = len(search.opening), len(search.closing)
+    moved: dict[Company, float] = {}
+    exchanged: dict[Company, float] = {}
+    for a, b in permutations(range(len(company.sentences)), 2):
+        one, other = company.sentences[a], company.sentences[b]
+        for place in range(first, len(one) - last):
+            fewer = (*one[:place], *one[place + 1 :])
+            for at in range(first, len(other) - last + 1):
+                more = (*other[:at], one[place], *other[at:])
+                if (a, fewer) in tried and (b, more) in tried:
+                    moved[company.but(a, fewer).but(b, more)] = tried[a, fewer] + tried[b, more]
+            for at in range(first, len(other) - last) if a < b else ():
+                if at != place and one[place] != other[at]:
+                    crossed = changed(one, [(place, other[at])]), changed(other, [(at, one[place])])
+                    exchanged[company.but(a, crossed[0]).but(b, crossed[1])] = float(
+                        slopes[a, place, other[at]] + slopes[b, at, one[place]])
+    return [each for found in (moved, exchanged) for each in sorted(found, key=lambda c: -found[c])[:STRAYED]]
+
+
+def resized(sentence: Sentence, likely: Sequence[Sequence[int]], search: Search) -> Iterator[Sentence]:
+    """With a word less, or with one more: one of those that are `likely` in its place."""
+    first, last = len(search.opening), len(search.closing)
+    for place in range(first, len(sentence) - last + 1):
+        if place < len(sentence) - last and search.possible(len(sentence) - 1):
+            yield sentence[:place] + sentence[place + 1 :]
+        if search.possible(len(sentence) + 1):
+            for token in likely[place]:
+                yield (*sentence[:place], token, *sentence[place:])
