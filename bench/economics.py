@@ -44,8 +44,6 @@ from gradleak.world.data import Images
 LENET = "image(model=lenet, data=photos(size=32))"
 MINILM = "text(model=minilm, data=sentences)"
 NOISY = "noise(relative=1)"
-KEEPS = (0.1, 0.01)
-MULTIPLIERS = (0.003, 0.01, 0.03, 0.3)
 PAPER = """LAMP on BERT-base: MCC 0.557 without a defense, 0.551, 0.464, 0.364 with noise 0.001, 0.005, 0.01, 0.534 with
 90 % zeroed at random. GRAB's Table 6:
 MCC 0.74, 0.60, 0.51, 0.25 and epsilon 1.1e10, 4.4e8, 1.1e8, 2.4e6 at noise 0.001,
@@ -63,12 +61,12 @@ def text_audit(corpus: str, given: argparse.Namespace, folder: Path) -> Audit:
     clients, batch = 2, 8
     rate = round(clients * batch / (0.7 * len(examples)), 5)
     private = tuple(f"dpsgd(clip=1.0, multiplier={m}, steps={rounds}, rate={rate}, accountant=rdp)"
-                    for m in MULTIPLIERS)
+                    for m in given.multipliers)
     return Audit(
         name=corpus, task=f"text(model=minilm, data=lines({str(file)!r}))", client="one_step(mode=eval)", batch=(1,),
-        threats=("curious", "informed"), trials=given.trials, budget=given.budget, attacks=("standard-v1(quick)",),
-        defenses=("none", *(f"noise(sigma={s})" for s in given.sigmas), *(f"prune(keep={k}, by=random)" for k in KEEPS),
-                  *private),
+        threats=tuple(given.threats), trials=given.trials, budget=given.budget, attacks=("standard-v1(quick)",),
+        defenses=("none", *(f"noise(sigma={s})" for s in given.sigmas),
+                  *(f"prune(keep={k}, by=random)" for k in given.keeps), *private),
         metrics=("exact_match", "rouge1", "rouge2", "rougeL"),
         utility=f"federated(rounds={rounds}, clients={clients}, batch={batch}, rate={given.rate}, every={rounds // 2})")
 
@@ -223,6 +221,9 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=40, help="sentences of at most so many")
     parser.add_argument("--sentences", type=int, default=10**6, help="at most so many of them: a CPU's share")
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.001, 0.003, 0.01])
+    parser.add_argument("--keeps", type=float, nargs="+", default=[0.1, 0.01], help="shares that pruning keeps")
+    parser.add_argument("--multipliers", type=float, nargs="+", default=[0.003, 0.01, 0.03, 0.3], help="of DP-SGD")
+    parser.add_argument("--threats", nargs="+", default=["curious", "informed"])
     parser.add_argument("--rate", type=float, default=0.0002, help="of the server's Adam, for cola and sst2")
     parser.add_argument("--budget", default="8 min", help="a row, for cola and sst2")
     parser.add_argument("--profile", choices=["quick", "full"], default="quick")
