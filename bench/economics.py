@@ -132,8 +132,8 @@ def quick(task: str, client: str) -> None:
     judged = measured(audit, 2)
     wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"quick, {task}, {len(judged)} rows of {audit.trials} updates: {wall:.0f} s here, {spent:.0f} s of processor "
-          f"time ({spent / 2:.0f} s on two idle cores); "
+    print(f"quick, {task}, {len(judged)} rows of {audit.trials} updates: {wall:.0f} s with two workers, {spent:.0f} s "
+          "of processor time; "
           + ", ".join(f"{r.cell.defense} {r.cell.threat} {r.verdict} {r.leaked}/{r.samples}" for r in judged))
 
 
