@@ -67,11 +67,10 @@ def table(options: argparse.Namespace, folder: Path) -> None:
         f"transformer3(width={options.width})")
     task = f"text(model={model}, data={test}, public={valid}, limit={options.limit})"
     scale = f"epochs={options.epochs}, hidden=[{options.hidden[0]}, {options.hidden[1]}]"
-    for attack, threat in ((f"lti({scale})", "informed+lengths+public_data"),
-                           (f"lti_p({scale}, epoch={options.epoch})", "informed+lengths+token_frequencies"),
-                           (f"tag(steps={options.steps})", "informed+lengths")):
-        if not attack.startswith(tuple(f"{name}(" for name in options.attacks)):
-            continue
+    attacks = {"lti": (f"lti({scale})", "informed+lengths+public_data"),
+               "lti_p": (f"lti_p({scale}, epoch={options.epoch})", "informed+lengths+token_frequencies"),
+               "tag": (f"tag(steps={options.steps})", "informed+lengths")}
+    for attack, threat in (attacks[name] for name in options.attacks):
         audit = Audit(task=task, client="one_step(mode=eval)", threats=(threat,),
                       defenses=tuple(options.defenses), attacks=(attack,), trials=options.sentences, budget="10 h",
                       metrics=("token_accuracy", "rouge1", "rouge2", "rougeL"))

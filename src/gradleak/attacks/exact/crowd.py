@@ -16,7 +16,7 @@ from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import Company, Judge
 from gradleak.attacks.exact.likely import Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
-from gradleak.attacks.exact.seating import Key, Seating
+from gradleak.attacks.exact.seating import Key, seating
 from gradleak.attacks.exact.settling import ENDS, Settling, likeliest, relabelled
 from gradleak.rng import Rng
 from gradleak.types import Know
@@ -70,14 +70,6 @@ def gathered(search: Search, count: int) -> Tensor:
         known.append(shortlist.vectors[pick : pick + 1])
         found[int(shortlist.tokens[pick])] = None
     return torch.tensor(sorted(set(found) - set(search.closing)), dtype=torch.long)
-
-
-def seating(search: Search, pool: Tensor, lengths: Sequence[int]) -> Seating:
-    opening, closing = search.opening, search.closing
-    frames = list(enumerate(opening)) + [(length - len(closing) + place, token)
-                                         for length in sorted(set(lengths)) for place, token in enumerate(closing)]
-    seats = [place for length in lengths for place in range(len(opening), length - len(closing))]
-    return Seating(search.door.atoms, search.heard.energy, pool, [(token, place) for place, token in frames], seats)
 
 
 def _lengths(search: Search, pool: Tensor, count: int) -> list[tuple[int, ...]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradleak.attacks.exact.arrange import BETTER, Shortlist, explained
 from gradleak.attacks.exact.dictionary import Dictionary
+from gradleak.attacks.exact.likely import Search
 
 ROUNDS = 8
 """Of sweeps and exchanges, while they help; three are usual."""
@@ -90,3 +91,13 @@ class Seating:
         """The energy of each choice (n x seats)."""
         frames = torch.arange(len(self.frames)).repeat(len(tried), 1)
         return self.framed.total(torch.cat([frames, tried + len(self.frames)], 1), RIDGE)
+
+
+def seating(search: Search, pool: Tensor, lengths: Sequence[int], known: Sequence[Key] = ()) -> Seating:
+    """Seats for sentences of such lengths, beside words whose places are known."""
+    opening, closing = search.opening, search.closing
+    frames = [(token, place) for place, token in enumerate(opening)]
+    frames += [(token, length - len(closing) + place)
+               for length in sorted(set(lengths)) for place, token in enumerate(closing)]
+    seats = [place for length in lengths for place in range(len(opening), length - len(closing))]
+    return Seating(search.door.atoms, search.heard.energy, pool, list(dict.fromkeys([*known, *frames])), seats)

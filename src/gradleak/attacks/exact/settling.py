@@ -11,7 +11,7 @@ from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import MANY, Company, Judge
 from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed
 from gradleak.attacks.exact.reading import Sentence
-from gradleak.attacks.exact.seating import Seating
+from gradleak.attacks.exact.seating import seating
 from gradleak.rng import Rng
 from gradleak.types import Know
 
@@ -165,10 +165,7 @@ def anew(search: Search, company: Company, which: int, pool: Tensor) -> list[Sen
               for place, token in enumerate(sentence)]
     found = []
     for length in sorted(filter(search.possible, lengths)):
-        seats = range(len(search.opening), length - len(search.closing))
-        ends = [(token, seats.stop + place) for place, token in enumerate(search.closing)]
-        frames = dict.fromkeys([*others, *((token, place) for place, token in enumerate(search.opening)), *ends])
-        seated, _ = Seating(search.door.atoms, search.heard.energy, pool, list(frames), seats).best()
+        seated, _ = seating(search, pool, [length], others).best()
         inside = [token for token, _ in sorted(seated, key=lambda key: key[1])]
         found.append((*search.opening, *inside, *search.closing))
     return found
