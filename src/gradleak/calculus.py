@@ -15,6 +15,7 @@ from gradleak.types import Batch, Client, Params, Replay, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
 _factored_lanes: ContextVar[int] = ContextVar("factored_lanes", default=0)
+_undefended: ContextVar[bool] = ContextVar("undefended", default=False)
 _question: ContextVar[Callable[[Callable[[Params], Tensor], Params], object] | None] = ContextVar("asked", default=None)
 
 
@@ -45,6 +46,20 @@ def factoring(lanes: int) -> Iterator[None]:
         yield
     finally:
         _factored_lanes.reset(token)
+
+
+def undefended(replay: Replay) -> Replay:
+    """The replay without what defenses do to entries: for those who ask only about directions, which rounding blurs
+    and does not turn. Nothing has to be multiplied out then."""
+
+    def before(batch: Batch) -> Update:
+        token = _undefended.set(True)
+        try:
+            return replay(batch)
+        finally:
+            _undefended.reset(token)
+
+    return before
 
 
 def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:
@@ -113,6 +128,8 @@ def representation(client: Client, params: Params, batch: Batch) -> tuple[Layer,
 
 def each_lane(change: Callable[[Update], Update], update: Update) -> Update:
     """Change an update, or, while `factoring`, the update of every lane; that needs entries."""
+    if _undefended.get():
+        return update
     lanes = _factored_lanes.get()
     if not lanes:
         return change(update)

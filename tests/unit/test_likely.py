@@ -35,6 +35,18 @@ def test_reads_a_sentence(scene, defense):
     assert found.notes["margin"] > SURE
 
 
+@pytest.mark.parametrize("defense", ["sign", "quantise(bits=4)"])
+def test_knowing_of_rounding_multiplies_nothing_out(play, defense):
+    """Sentences are judged by directions, as they are before the rounding: no gradient is needed entry by entry."""
+    scores = []
+    for who in ("curious", "informed"):
+        here = play(defense, who, 1, "one_step(mode=eval)", trial=0, task=MINILM)
+        judge, truth = Judge(entrance(here.seen)), tuple(here.secret.readings[0].tolist())
+        scores.append(judge([truth, (*truth[:2], truth[3], truth[2], *truth[4:])], int(here.secret.labels[0])))
+        assert judge._scoring is not None and judge._scoring.replay.way == "factored"
+    assert scores[0] == pytest.approx(scores[1]) and scores[0][0] > scores[0][1] + SURE
+
+
 def test_pure_noise_tells_nothing(scene):
     seen = scene("none").seen
     noise = {name: (Rng(2) / name).normal(value.shape, value) for name, value in seen.update.items()}

@@ -14,6 +14,7 @@ from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByProducts, Objective
 from gradleak.attacks.parts.sampled import SAMPLE, Sampled
 from gradleak.attacks.scoring import Scoring
+from gradleak.calculus import undefended
 from gradleak.factored import Reference
 from gradleak.lanes import Lanes
 from gradleak.products import Products
@@ -39,7 +40,8 @@ class Judge:
     """How much likelier the update is, given sentences, than given nothing: in nats, by replaying them.
 
     Every parameter's gradient may have been scaled and carries noise, both unknown; what remains is the angle between
-    what was sent and what the sentence gives: -n/2 log(1 - cos^2) for n numbers sent.
+    what was sent and what the sentence gives: -n/2 log(1 - cos^2) for n numbers sent. So sentences are replayed as they
+    are before a defense, known or not.
     """
 
     def __init__(self, door: Entrance) -> None:
@@ -122,7 +124,7 @@ class Judge:
         """Made when first asked, and tried on such a candidate."""
         if self._scoring is None:
             twice = {name: torch.cat([value, value]) for name, value in extra.items()}
-            lanes = Lanes(self.door.seen.replay, torch.cat([x, x]), torch.cat([y, y]), twice, factor=True)
+            lanes = Lanes(undefended(self.door.seen.replay), torch.cat([x, x]), torch.cat([y, y]), twice, factor=True)
             self._scoring = Scoring(lanes, self.objective, self.reference)
         return self._scoring
 
