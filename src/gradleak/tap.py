@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gradleak.factored import Factored, Value
-from gradleak.twice import gelu
+from gradleak.twice import gelu, linear
 from gradleak.types import Params
 
 
@@ -74,7 +74,7 @@ class Tap(TorchFunctionMode):
 
 
 def _linear(tap: Tap, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return tap.record(F.linear(x, weight, bias), weight=("linear", weight, x), bias=("bias", bias, None))
+    return tap.record(linear(x, weight, bias), weight=("linear", weight, x), bias=("bias", bias, None))
 
 
 def _addmm(tap: Tap, bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:

@@ -1,12 +1,50 @@
-"""A layer that matching differentiates twice, with a second derivative shorter than the general one."""
+"""Layers that matching differentiates twice, and never in their weights: faster than layers that may be trained."""
 
 import math
+from functools import cache
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+LARGE, ROWS = 2**20, 4
+"""Entries of a weight, and rows multiplied with it, from which oneDNN's product is the faster one."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b; no gradient goes to the weight. A few rows times a large weight are most of a step: oneDNN takes them
+    faster than the product torch chooses for training, forwards and, by far, backwards."""
+    large = weight.numel() >= LARGE and x[..., 0].numel() >= ROWS
+    if large and x.dtype == torch.float32 and x.device.type == "cpu" and _onednn():
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return F.linear(x, weight, bias)
+
+
+@cache
+def _onednn() -> bool:
+    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and "_linear_pointwise" in dir(torch.ops.mkldnn)
+
+
+def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), matrix, bias, "none", [], "")
+    return found
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return _product(g, weight.mT), None, None
+        return _Linear.apply(g, weight.mT, None), None, None  # type: ignore[no-untyped-call]
 
 
 def gelu(x: Tensor) -> Tensor:
