@@ -11,7 +11,7 @@ from gradleak.attacks.combine import Alternate
 from gradleak.attacks.descent import Descent, Matching
 from gradleak.attacks.parts import objectives
 from gradleak.attacks.parts.labels import Known
-from gradleak.attacks.parts.masks import WithMasks
+from gradleak.attacks.parts.masks import WithMasks, dropping
 from gradleak.attacks.parts.tokens import Embeddings
 from gradleak.attacks.search import Beam
 from gradleak.errors import UsageError
@@ -103,6 +103,25 @@ def test_how_masks_begin(scene, begin: str) -> None:
 @pytest.mark.parametrize("client", ["one_step(mode=eval)", "local_steps(steps=2, rate=0.05)"])
 def test_where_nothing_can_be_told_to_drop_there_are_no_masks(scene, client: str) -> None:
     assert matching(scene(client=client)).room.beside == 0
+
+
+def test_drawn_masks_are_the_attackers_own_and_stay(scene) -> None:
+    """As the client draws, but not what the client drew; nothing is searched for beside the words."""
+    played = scene()
+    run, again = (matching(played, dropping(Embeddings(), "drawn")) for _ in range(2))
+    drawn = {name: value for name, value in run.room.extra(1).items() if name != "mask"}
+    assert run.room.beside == 0 and drawn.keys() == played.sent.masks.keys()
+    assert all(torch.equal(value, again.room.extra(1)[name]) for name, value in drawn.items())
+    flat, real = (torch.cat([value.flatten() for value in masks.values()]) for masks in (drawn, played.sent.masks))
+    assert set(flat.unique().tolist()) == {0.0, 1.0} and abs(float(flat.mean()) - 0.9) < 0.02
+    assert not torch.equal(flat, real)
+
+
+@pytest.mark.parametrize("spec", ["lamp(steps=2, dropout=drawn)", "tag(steps=2, dropout=drawn)",
+                                  "tag(steps=2, dropout=learnt)", "lamp(steps=2, dropout=learnt)"])
+def test_any_recipe_of_words_takes_drawn_or_learnt_masks(scene, spec: str) -> None:
+    *_, last = registry.build("attack", parse(spec)).guesses(scene().seen, Rng(0))
+    assert any(name.startswith("drop.") for name in last.batch.extra) and last.step == last.steps
 
 
 def test_granted_masks_are_no_unknowns(scene) -> None:
@@ -280,7 +299,7 @@ def test_impossible_settings_are_refused(spec: str) -> None:
         registry.build("attack", parse(spec))
 
 
-@pytest.mark.parametrize("spec", ["grab(masks=none)", "grab(published=true)", "grab(large=true)",
+@pytest.mark.parametrize("spec", ["grab(masks=none)", "grab(masks=drawn)", "grab(published=true)", "grab(large=true)",
                                   "grab(objective=l2_l1)", "grab(share=0.2, trust=1)"])
 def test_every_form_of_grab_runs(scene, monkeypatch, spec: str) -> None:
     attack = registry.build("attack", parse(spec.replace(")", ", steps=2, rounds=1, sweeps=1, width=1)")))

@@ -21,19 +21,37 @@ class WithMasks:
 
     They begin at their mean, or `drawn` as the client draws; `share` is the share taken to be dropped, by default that
     of the model. An answer's masks go only `trust` of the way from their mean: what was learnt with words that are not
-    yet the right ones fits those too well.
+    yet the right ones fits those too well. Those that are not `learnt` stay as they begin.
     """
 
     words: Embeddings = field(default_factory=Embeddings)
     begin: Literal["mean", "drawn"] = "mean"
     share: float | None = None
     trust: float = 0.5
+    learnt: bool = True
 
     def open(self, seen: Observation, count: int, there: Tensor | None = None) -> TokenRoom:
         room = self.words.open(seen, count, there)
-        if Know.DROPOUT not in seen.facts:
-            room.masks = masks(seen, room, self)
+        if Know.DROPOUT in seen.facts:
+            return room
+        found = masks(seen, room, self)
+        if self.learnt:
+            room.masks = found
+        elif found is not None:
+            room.dropped = {name: value[0] for name, value in found.extra(found.begin(1, Rng(0), room.table)).items()}
         return room
+
+
+Dropout = Literal["averaged", "drawn", "learnt"]
+"""What a search takes to be dropped where it was not told: nothing, the mean; what the client might have drawn; or
+that, too, is searched for."""
+
+
+def dropping(words: Embeddings, dropout: Dropout) -> "Embeddings | WithMasks":
+    """Word embeddings where the client may drop."""
+    if dropout == "averaged":
+        return words
+    return WithMasks(words, "drawn" if dropout == "drawn" else "mean", learnt=dropout == "learnt")
 
 
 def masks(seen: Observation, room: TokenRoom, plan: WithMasks) -> "Masks | None":

@@ -28,7 +28,7 @@ def dlg(
     logarithm of the mismatch, with a total-variation prior that weighs in proportion to it; a search over weighed
     frequencies instead of pixels. published=true undoes all but the line search. For text: as `tag` does.
     """
-    words = tag(steps, 0.0, None, 1 if restarts is None else restarts, labels or "known", published)
+    words = tag(steps, 0.0, None, 1 if restarts is None else restarts, labels or "known", published=published)
     pictures = Descent(1000 if steps is None else steps, ways(labels or "joint"), objectives.l2,
                        optimiser=LBFGS(memory=100), rate=1.0, space=Pixels(box=False))
     if not published:

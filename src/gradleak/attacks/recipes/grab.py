@@ -18,7 +18,7 @@ from gradleak.registry import register
 
 @register("attack", "grab")
 def grab(
-    steps: int | None = None, rounds: int | None = None, masks: Literal["learnt", "none"] = "learnt",
+    steps: int | None = None, rounds: int | None = None, masks: Literal["learnt", "drawn", "none"] = "learnt",
     labels: Literal["known", "joint", "counted", "given"] = "known", rate: float | None = None,
     objective: Literal["cosine", "l2_l1"] | None = None, share: float | None = None, trust: float | None = None,
     width: int | None = None, sweeps: int | None = None, words: Literal["all", "listed"] = "all", large: bool = False,
@@ -26,9 +26,10 @@ def grab(
 ) -> Alternate:
     """Match the update over word embeddings and what the client dropped; in turn, search for words place by place.
 
-    masks=none takes nothing for dropped; `share` is the share taken to be dropped where it is not the model's, `trust`
-    how far learnt masks are believed when words are compared. words=listed searches among those that the first layer's
-    gradient speaks for, as `subspace` reads it. large=true: linear decay and clipped gradients.
+    masks=none takes nothing for dropped, masks=drawn what the client might have drawn; `share` is the share taken to be
+    dropped where it is not the model's, `trust` how far learnt masks are believed when words are compared. words=listed
+    searches among those that the first layer's gradient speaks for, as `subspace` reads it. large=true: linear decay
+    and clipped gradients.
 
     Differs from the paper: words are read together with the places they belong to; what was dropped moves with them;
     masks start at their mean and are believed by half; the cosine of each layer, its logarithm, and the embeddings'
@@ -40,8 +41,8 @@ def grab(
     entries = (objective or ("l2_l1" if published else "cosine")) == "l2_l1"
     told = Embeddings(placed=not published, spare=4, listing=listed if words == "listed" else None)
     step = rate or (0.01 if published else 0.02)
-    space = WithMasks(told, "drawn" if published else "mean", share, trust if trust is not None else
-                      1.0 if published else 0.5)
+    space = WithMasks(told, "drawn" if published or masks == "drawn" else "mean", share, trust if trust is not None else
+                      1.0 if published else 0.5, learnt=masks == "learnt")
     plan = Descent(
         (2000 if published else 150) if steps is None else steps, ways(labels),
         objectives.norms_l1() if entries else objectives.layer_cosine,

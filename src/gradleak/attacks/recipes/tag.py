@@ -6,6 +6,7 @@ from gradleak.attacks.combine import Restart
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.parts import objectives, schedules
 from gradleak.attacks.parts.inference import ways
+from gradleak.attacks.parts.masks import Dropout, dropping
 from gradleak.attacks.parts.tokens import Embeddings
 from gradleak.registry import register
 
@@ -13,9 +14,11 @@ from gradleak.registry import register
 @register("attack", "tag")
 def tag(
     steps: int | None = None, weight: float = 0.01, rate: float | None = None, restarts: int = 1,
-    labels: Literal["known", "joint", "counted", "given"] = "known", published: bool = False,
+    labels: Literal["known", "joint", "counted", "given"] = "known", dropout: Dropout = "averaged",
+    published: bool = False,
 ) -> Restart:
     """Match the update in l2 plus `weight` times l1 by Adam over word embeddings; each becomes the nearest word.
+    dropout=drawn or learnt: what the client dropped is drawn by the attacker too, or searched for beside the words.
 
     Differs from the paper: starts as long as words are; the logarithm of the mismatch; the rate falls from 0.02 by
     equal factors, over 600 steps. published=true undoes these, with the settings LAMP found best for it (0.1 without
@@ -25,9 +28,9 @@ def tag(
     objective = objectives.l2_l1(weight) if weight else objectives.l2
     if published:
         plan = Descent(2500 if steps is None else steps, ways(labels), objective, rate=rate or 0.1,
-                       space=Embeddings(scaled=False))
+                       space=dropping(Embeddings(scaled=False), dropout))
     else:
         fall = schedules.geometric(rate or 0.02, (rate or 0.02) / 20)
         plan = Descent(600 if steps is None else steps, ways(labels), objective, rate=fall, log=True,
-                       space=Embeddings())
+                       space=dropping(Embeddings(), dropout))
     return Restart(plan, restarts)
