@@ -1,7 +1,7 @@
 """Differentiation in one place: a client's gradient, for one candidate or for many at once."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import cast
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from gradleak.factored import Factored, Stacked, Value, dense, unmasked
 from gradleak.rng import Rng
 from gradleak.tap import Layer, Untapped, inputs, layers, tapped
+from gradleak.twice import Twice
 from gradleak.types import Batch, Client, Params, Replay, Update
 
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
@@ -74,7 +75,9 @@ def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:
     wanted = torch.is_grad_enabled()
     with torch.enable_grad():
         leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in params.items()}
-        grads = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=wanted, materialize_grads=True)
+        with Twice() if wanted else nullcontext():
+            value = loss(leaves)
+        grads = torch.autograd.grad(value, list(leaves.values()), create_graph=wanted, materialize_grads=True)
     return dict(zip(leaves, grads, strict=True))
 
 

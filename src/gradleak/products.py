@@ -27,6 +27,10 @@ class Products(NamedTuple):
     squares: Tensor
     sizes: Tensor
 
+    def weighed(self, weights: Tensor) -> "Products":
+        """As if every parameter, replayed and observed, had been multiplied by the root of its weight."""
+        return Products(self.dots * weights, self.squares * weights, self.sizes * weights)
+
 
 class Differences(NamedTuple):
     """Per lane and parameter, the sum of squares and of magnitudes of G - R."""
@@ -70,9 +74,9 @@ def products(stacked: Stacked, reference: Reference) -> Products:
         dots.update(zip(group.names, found[0], strict=True))
         squares.update(zip(group.names, found[1], strict=True))
     for names, together in _alike(stacked, reference):
-        observed = reference.flat(names)
-        dots.update(zip(names, (together @ observed[..., None])[..., 0], strict=True))
-        squares.update(zip(names, torch.linalg.vecdot(together, together), strict=True))
+        found = _whole(together, reference.flat(names))
+        dots.update(zip(names, found[0], strict=True))
+        squares.update(zip(names, found[1], strict=True))
     for name, value in stacked.items():
         if isinstance(value, Factored) and value.rows and name in reference:
             dots[name], squares[name] = _looked_up(value, reference[name])
@@ -192,6 +196,27 @@ def _times(rows: Tensor, matrices: Tensor) -> Tensor:
 
 def _wide(numbers: Tensor) -> Tensor:
     return numbers[..., None, None]
+
+
+def _whole(together: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    if together.shape[-1] > SMALL:
+        return _Whole.apply(together, observed)  # type: ignore[no-any-return, no-untyped-call]
+    return (together @ observed[..., None])[..., 0], torch.linalg.vecdot(together, together)
+
+
+class _Whole(torch.autograd.Function):
+    """Gradients as they are (K x R x size), with the observed ones (K x size): their slope is made in two passes."""
+
+    @staticmethod
+    def forward(ctx: Any, together: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(together, observed)
+        return (together @ observed[..., None])[..., 0], torch.linalg.vecdot(together, together)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, None]:
+        together, observed = ctx.saved_tensors
+        return (a[..., None] * observed[:, None]).addcmul_((2 * b)[..., None], together), None
 
 
 class _LowRank(torch.autograd.Function):

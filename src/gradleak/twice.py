@@ -1,6 +1,7 @@
 """Layers that matching differentiates twice, and never in their weights: faster than layers that may be trained."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -8,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+HEAVY = 2**21
+"""Multiplications from which a convolution is worth the Python around it."""
 
 LARGE, ROWS = 2**20, 4
 """Entries of a weight, and rows multiplied with it, from which oneDNN's product is the faster one."""
@@ -31,6 +36,90 @@ def _onednn() -> bool:
 def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     found: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), matrix, bias, "none", [], "")
     return found
+
+
+class Twice(TorchFunctionMode):
+    """While a gradient is recorded that will be differentiated in the data only: convolutions by what that needs.
+
+    Torch's own second derivative of a convolution also works out how the weights would have to change, one pass in
+    eight, and throws it away.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _conv2d(*args, **(kwargs or {})) if func is F.conv2d else func(*args, **(kwargs or {}))
+
+
+def _conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
+) -> Tensor:
+    """As torch's; by `_Convolution` where it is heavy and its weights are not made of the data."""
+    heavy = x.numel() * weight.numel() >= HEAVY * x.shape[-3] * _product_of(stride)
+    if not heavy or isinstance(padding, str) or x.ndim != 4 or not weight.is_leaf:
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    plan = (*((each, each) if isinstance(each, int) else tuple(each) for each in (stride, padding, dilation)), groups)
+    found: Tensor = _Convolution.apply(x, weight, plan)  # type: ignore[no-untyped-call]
+    return found if bias is None else found + bias[:, None, None]
+
+
+def _product_of(stride: int | Sequence[int]) -> int:
+    return stride * stride if isinstance(stride, int) else math.prod(stride)
+
+
+def _back(g: Tensor, x: Tensor, weight: Tensor, plan: Any, which: int) -> Tensor:
+    """The gradient of a convolution's input (0) or weight (1)."""
+    stride, padding, dilation, groups = plan
+    found: Tensor = torch.ops.aten.convolution_backward(
+        g, x, weight, None, stride, padding, dilation, False, (0, 0), groups, (which == 0, which == 1, False))[which]
+    return found
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: Any) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, None, *plan)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        if not torch.is_grad_enabled():  # the second time
+            return _back(g, x, weight, ctx.plan, 0), None, None
+        into_x = _Backwards.apply(g, x, weight, ctx.plan) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
+        return into_x, _Slope.apply(g, x, weight, ctx.plan), None  # type: ignore[no-untyped-call]
+
+
+class _Backwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, plan: Any) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(weight)
+        return _back(g, x, weight, plan, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        return F.conv2d(v, ctx.saved_tensors[0], None, *ctx.plan), None, None, None
+
+
+class _Slope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, plan: Any) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(g, x)
+        return _back(g, x, weight, plan, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        g, x = ctx.saved_tensors
+        v = v.contiguous()
+        into_x = _back(g, x, v, ctx.plan, 0) if ctx.needs_input_grad[1] else None
+        return F.conv2d(x, v, None, *ctx.plan), into_x, None, None
 
 
 class _Linear(torch.autograd.Function):

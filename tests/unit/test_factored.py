@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gradleak import products as ways
-from gradleak import registry, twice
+from gradleak import registry
 from gradleak.attacks.parts import objectives
 from gradleak.calculus import factoring, gradient
 from gradleak.factored import Factored, Reference, dense
@@ -383,18 +383,3 @@ def test_an_update_aside_is_the_update(cases, name: str) -> None:
              for k, v in stacked.items()}
     ours, theirs = ways.crossed(stacked, aside, whole), ways.products(stacked, whole).dots
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-13)
-
-
-def test_large_layers_have_the_same_value_slope_and_bend(monkeypatch) -> None:
-    """By oneDNN, from a few rows on, as by torch's own product; nothing goes to the weight."""
-    x, weight, bias = ((Rng(0) / name).normal(size, torch.zeros(1)) for name, size in (
-        ("x", (2, 3, 40)), ("weight", (50, 40)), ("bias", (50,))))
-    found = []
-    for large in (1, 10**9):
-        monkeypatch.setattr(twice, "LARGE", large)
-        at = x.clone().requires_grad_()
-        y = twice.linear(at, weight, bias)
-        (slope,) = torch.autograd.grad(y.tanh().sum(), at, create_graph=True)
-        found.append((y, slope, *torch.autograd.grad(slope.square().sum(), at)))
-        assert (type(y.grad_fn).__name__ == "_LinearBackward") == (large == 1 and twice._onednn())
-    assert all(torch.allclose(one, other, atol=1e-4, rtol=1e-4) for one, other in zip(*found, strict=True))

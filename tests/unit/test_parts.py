@@ -67,10 +67,26 @@ def test_objectives_against_plain_formulas() -> None:
     assert torch.allclose(objectives.layer_cosine(stacked, reference), 1 - each.mean(1), atol=1e-6)
     both = (flat - ref).square().sum(1) + 0.3 * (flat - ref).abs().sum(1)
     assert torch.allclose(objectives.l2_l1(0.3)(stacked, reference), both)
-    plain = (objectives.l2, objectives.cosine, objectives.layer_cosine, objectives.l2_l1())
-    for objective in (*plain, *map(objectives.balanced, plain)):
+    thin = (objectives.l2, objectives.cosine, objectives.layer_cosine)
+    for objective in (*thin, objectives.l2_l1(), *map(objectives.balanced, thin)):
         exact = {k: v[None] for k, v in reference.items()}
         assert float(objective(exact, reference)) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", [objectives.l2, objectives.cosine, objectives.norms])
+def test_balancing_divides_each_layer_by_a_power_of_its_length(objective: objectives.ByProducts) -> None:
+    """Values and slopes, as if both updates had been divided before."""
+    make = Rng(0).torch()
+    parts = {"a": (3, 4), "b": (5,), "c": (200, 100)}
+    reference = {k: torch.randn(*size, generator=make) * n for n, (k, size) in enumerate(parts.items(), 1)}
+    stacked = {k: torch.randn(2, *size, generator=make).requires_grad_() for k, size in parts.items()}
+    scale = {k: v.norm() ** -0.35 for k, v in reference.items()}
+    ours = objectives.balanced(objective, 0.7)(stacked, Reference(reference))
+    theirs = objective({k: v * scale[k] for k, v in stacked.items()},
+                       Reference({k: v * scale[k] for k, v in reference.items()}))
+    assert torch.allclose(ours, theirs, rtol=1e-5)
+    slopes = [torch.autograd.grad(each.sum(), list(stacked.values())) for each in (ours, theirs)]
+    assert all(torch.allclose(one, other, rtol=1e-3, atol=1e-6) for one, other in zip(*slopes, strict=True))
 
 
 def test_total_variation_counts_edges() -> None:

@@ -90,7 +90,7 @@ class Scoring:
 
         def judged(own: Stacked) -> Tensor:
             alone, both = products(own, self.reference), crossed(own, rest, self.reference)
-            return objective.of(Products(
+            return objective.judged(Products(
                 alone.dots + constant.dots, alone.squares + 2 * both + constant.squares, constant.sizes))
 
         return judged

@@ -1,8 +1,9 @@
 """How far replayed candidates are from the update. Each maps stacked updates (R lanes) to R numbers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from gradleak.factored import TINY, Reference, Stacked
@@ -17,14 +18,23 @@ attention key, to which softmax is blind."""
 
 @dataclass(frozen=True)
 class ByProducts:
-    """An objective that needs inner products only: no gradient is ever multiplied out for it."""
+    """An objective that needs inner products only: no gradient is ever multiplied out for it. `balance` divides each
+    layer by (its observed length)^(balance/2)."""
 
     of: Callable[[Products], Tensor]
+    balance: float = 0.0
 
     def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
         if self.of is _l2 and all(isinstance(value, Tensor) for value in stacked.values()):
-            return differences(stacked, reference).squares.sum(1)
-        return self.of(products(stacked, reference))
+            sizes = torch.stack([reference.sizes[name] for name in reference])
+            return (differences(stacked, reference).squares * self._weights(sizes)).sum(1)
+        return self.judged(products(stacked, reference))
+
+    def judged(self, found: Products) -> Tensor:
+        return self.of(found.weighed(self._weights(found.sizes)) if self.balance else found)
+
+    def _weights(self, sizes: Tensor) -> Tensor:
+        return sizes.clamp_min(TINY).pow(-self.balance / 2)
 
 
 class ByEntries:
@@ -90,16 +100,10 @@ def norms_l1(weight: float = 0.01) -> Objective:
     return total
 
 
-def balanced(objective: Objective, power: float = 1.0) -> Objective:
+def balanced(objective: ByProducts, power: float = 1.0) -> ByProducts:
     """The objective after dividing each layer by (its observed length)^(power/2).
 
     Early layers have small gradients but hold the picture: with power 1 every layer's share of a squared distance
     goes with its length instead of its square.
     """
-
-    def weighed(stacked: Stacked, reference: Reference) -> Tensor:
-        weights = {name: size.clamp_min(TINY).pow(-power / 4) for name, size in reference.sizes.items()}
-        return objective({name: value * weights[name] for name, value in stacked.items()},
-                         Reference({name: value * weights[name] for name, value in reference.items()}))
-
-    return weighed
+    return replace(objective, balance=power)

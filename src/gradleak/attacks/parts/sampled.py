@@ -57,7 +57,7 @@ class Sampled(ByEntries):
 
 def sampled(objective: Objective, update: Update) -> Objective:
     """An objective of inner products over a sample of what was sent; any other as it is."""
-    return Sampled(update, objective.of, 2 * SAMPLE) if isinstance(objective, ByProducts) else objective
+    return Sampled(update, objective.judged, 2 * SAMPLE) if isinstance(objective, ByProducts) else objective
 
 
 def _sampled(value: Tensor, most: int, rng: Rng) -> Tensor:
