@@ -25,8 +25,8 @@ def hf_gradinv(
     `shallowest` and `deepest` are shares of the depth, in parameter tensors: layers outside are never matched.
 
     Differs from the paper: depth as a share, so that any model will do. And unless published=true: down to the first
-    layer; balanced layers, the logarithm of the mismatch and Adam on the gradient itself, as in `ig`; a tenth of the
-    entries left out; statistics compared in their own units.
+    layer; balanced layers, the logarithm of the mismatch, Adam on the gradient itself and a rate that falls by equal
+    factors, as in `ig`; a tenth of the entries left out; statistics compared in their own units.
 
     Statistics are those granted as norm_stats, else those an evaluating client normalises by; without any, bn is idle.
     """
@@ -36,7 +36,7 @@ def hf_gradinv(
     weights = (5e-3, 1e-4) if published else (3.0, 0.3)
     smoothing = schedules.begun(weights[0] if tv is None else tv, t1)
     norms = schedules.begun(weights[1] if bn is None else bn, t2), Moment(published)
-    falling = schedules.staircase(rate, 0.33)
+    falling = schedules.staircase(rate, 0.33) if published else schedules.geometric(rate, rate / 100)
     plan = Descent(
         steps, ways("evolved_published" if published and labels == "evolved" else labels), objectives.cosine,
         ((smoothing, total_variation),), rate=falling, direction=directions.stepped(),
