@@ -6,6 +6,7 @@ Its inner products cost a fraction of G itself: <G, R> = sum((X R^T) * D) and |G
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -117,6 +118,7 @@ class Reference(Mapping[str, Tensor]):
         self._update = dict(update)
         self._rows: dict[tuple[str, ...], Tensor] = {}
         self.sizes: dict[str, Tensor] = {name: value.square().sum() for name, value in update.items()}
+        self._places: dict[tuple[str, ...], Tensor] = {}
         self.low: dict[str, Low] = {}
         self.stacks: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
         for name, value in update.items():
@@ -124,6 +126,19 @@ class Reference(Mapping[str, Tensor]):
                 found = _thin(value, rank + 8)
                 if found is not None:
                     self.low[name] = found
+
+    @cached_property
+    def all_sizes(self) -> Tensor:
+        """Every parameter's squared length, in their order."""
+        return torch.stack([self.sizes[name] for name in self._update])
+
+    def places(self, names: tuple[str, ...]) -> Tensor:
+        """Where each of the parameters stands among names that are in another order."""
+        if names not in self._places:
+            at = {name: place for place, name in enumerate(names)}
+            where = [at[name] for name in self._update]
+            self._places[names] = torch.tensor(where, device=next(iter(self.sizes.values())).device)
+        return self._places[names]
 
     def flat(self, names: tuple[str, ...]) -> Tensor:
         """Some parameters of one size as the rows of a matrix."""

@@ -4,6 +4,7 @@ Low rank: the observed layer is a product of thin matrices, and nothing weight-s
 observed layer. Multiplied: the gradient itself, outside the graph; for many tokens, and for whatever needs entries.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -66,22 +67,22 @@ class _Group(NamedTuple):
 def products(stacked: Stacked, reference: Reference) -> Products:
     """What cosine and l2 need; parameters a lane has no gradient for count as zero."""
     stacked = unmasked(stacked)
-    dots: dict[str, Tensor] = {}
-    squares: dict[str, Tensor] = {}
+    names: list[str] = []
+    found: list[tuple[Tensor, Tensor]] = []
     ways = {"low": _LowRank, "gram": _Gram, "multiplied": _Multiplied}
     for group in _groups(stacked, reference, None):
-        found = _applied(ways[group.way], group, reference)
-        dots.update(zip(group.names, found[0], strict=True))
-        squares.update(zip(group.names, found[1], strict=True))
-    for names, together in _alike(stacked, reference):
-        found = _whole(together, reference.flat(names))
-        dots.update(zip(names, found[0], strict=True))
-        squares.update(zip(names, found[1], strict=True))
+        names += group.names
+        found.append(_applied(ways[group.way], group, reference))
+    for several, together in _alike(stacked, reference):
+        names += several
+        found.append(_whole(together, reference.flat(several)))
     for name, value in stacked.items():
         if isinstance(value, Factored) and value.rows and name in reference:
-            dots[name], squares[name] = _looked_up(value, reference[name])
-    return Products(_table(dots, reference), _table(squares, reference),
-                    torch.stack([reference.sizes[name] for name in reference]))
+            names.append(name)
+            dots, squares = _looked_up(value, reference[name])
+            found.append((dots[None], squares[None]))
+    dots, squares = (_in_order(names, list(part), reference) for part in zip(*found, strict=True))
+    return Products(dots, squares, reference.all_sizes)
 
 
 def differences(stacked: Stacked, reference: Reference) -> Differences:
@@ -131,13 +132,23 @@ def _alike(stacked: Stacked, reference: Reference) -> Iterator[tuple[tuple[str, 
     sizes: dict[int, list[str]] = {}
     for name, value in stacked.items():
         if isinstance(value, Tensor) and name in reference:
-            size = value[0].numel()
+            size = value.numel() // len(value)
             if size > SMALL:
                 yield (name,), value.flatten(1)[None]
             else:
                 sizes.setdefault(size, []).append(name)
     for names in sizes.values():
         yield tuple(names), torch.stack([cast(Tensor, stacked[name]).flatten(1) for name in names])
+
+
+def _in_order(names: list[str], parts: list[Tensor], reference: Reference) -> Tensor:
+    """A column a parameter of the reference (R x P), from rows of some of them (K x R each): all at once, as every view
+    of a single column would be a step of the graph."""
+    rows = torch.cat(parts)
+    missing = [name for name in reference if name not in set(names)]
+    if missing:
+        rows = torch.cat([rows, rows.new_zeros(len(missing), rows.shape[1])])
+    return rows[reference.places((*names, *missing))].mT
 
 
 def _table(columns: dict[str, Tensor], reference: Reference) -> Tensor:
@@ -157,7 +168,7 @@ def _groups(stacked: Stacked, reference: Reference, way: str | None) -> list[_Gr
     for name, value in stacked.items():
         if isinstance(value, Factored) and not value.rows and name in reference:
             chosen = way or _cheapest(value, reference.low.get(name))
-            many = value.deltas[..., 0].numel() > FEW
+            many = math.prod(value.deltas.shape[:-1]) > FEW
             key = (chosen, value.inputs.shape, value.deltas.shape, name if many else "")
             group = found.setdefault(key, _Group([], [], chosen))
             group.names.append(name)

@@ -21,7 +21,7 @@ LARGE, ROWS = 2**20, 4
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b; no gradient goes to the weight. A few rows times a large weight are most of a step: oneDNN takes them
     faster than the product torch chooses for training, forwards and, by far, backwards."""
-    large = weight.numel() >= LARGE and x[..., 0].numel() >= ROWS
+    large = weight.numel() >= LARGE and math.prod(x.shape[:-1]) >= ROWS
     if large and x.dtype == torch.float32 and x.device.type == "cpu" and _onednn():
         return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
     return F.linear(x, weight, bias)

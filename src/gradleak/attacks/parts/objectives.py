@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from gradleak.factored import TINY, Reference, Stacked
@@ -26,8 +25,7 @@ class ByProducts:
 
     def __call__(self, stacked: Stacked, reference: Reference) -> Tensor:
         if self.of is _l2 and all(isinstance(value, Tensor) for value in stacked.values()):
-            sizes = torch.stack([reference.sizes[name] for name in reference])
-            return (differences(stacked, reference).squares * self._weights(sizes)).sum(1)
+            return (differences(stacked, reference).squares * self._weights(reference.all_sizes)).sum(1)
         return self.judged(products(stacked, reference))
 
     def judged(self, found: Products) -> Tensor:
