@@ -145,8 +145,9 @@ def main() -> None:
     given.add_argument("--batch", type=int, default=1)
     given.add_argument("--model", default="lenet")
     given.add_argument("--data", default=str(CIFAR))
+    given.add_argument("--threads", type=int, default=1, help="an audit gives each cell one")
     options = given.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     lines: dict[str, list[tuple[float, list[Read]]]] = {}
     for aux, share in product(options.aux, options.shares):
         for defense, attack in product(options.defenses, options.attacks):

@@ -15,7 +15,7 @@ from common import measured
 
 from gradleak.audit.plan import Audit
 from gradleak.registry import register
-from gradleak.world.language import Language, Transformer3, _opened
+from gradleak.world.language import Language, Transformer3, opened
 from gradleak.world.reader import NextWord
 
 DEFENSES = ("none", "sign", "prune(keep=0.01)", "noise(sigma=0.01)")
@@ -41,7 +41,7 @@ class Frequent3(Transformer3):
         made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
         made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
-        return _opened(NextWord(len(words), self.width, 3, self.heads), tokenizer, None, repr(self), len(words))
+        return opened(NextWord(len(words), self.width, 3, self.heads), tokenizer, None, repr(self), len(words))
 
 
 def split(source: Path, to: Path, frequent: int | None = None) -> None:

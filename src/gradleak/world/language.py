@@ -62,7 +62,8 @@ def _loaded(path: str, classes: int, local: bool) -> tuple[Any, Any]:
     return net, transformers.AutoTokenizer.from_pretrained(path, **safe)
 
 
-def _opened(net: Any, tokenizer: Tokenizer, pad: str | None, name: str, classes: int) -> Language:
+def opened(net: Any, tokenizer: Tokenizer, pad: str | None, name: str, classes: int) -> Language:
+    """A network and its tokenizer, as an audit speaks to them."""
     # The library's decoders score every token and take the last one's.
     scores, body = getattr(net, "score", None), getattr(net, "base_model", None)
     module = Reader(net, last=isinstance(scores, nn.Linear) and isinstance(body, nn.Module))
@@ -92,7 +93,7 @@ class MiniLm:
     def open(self, classes: int) -> Language:
         with quiet(NEEDS):
             net, tokenizer = _loaded(_minilm(), classes, local=True)
-        return _opened(net, tokenizer, None, repr(self), classes)
+        return opened(net, tokenizer, None, repr(self), classes)
 
 
 @register("language", "hf")
@@ -112,7 +113,7 @@ class Hf:
         remedy = ("give the folder of a model saved with save_pretrained (safetensors, tokenizer included), or "
                   "model=minilm")
         net, tokenizer = found(self.path, repr(self), NEEDS, remedy, lambda local: _loaded(self.path, classes, local))
-        return _opened(net, tokenizer, self.pad, repr(self), net.config.num_labels)
+        return opened(net, tokenizer, self.pad, repr(self), net.config.num_labels)
 
 
 @register("language", "lora")
@@ -174,7 +175,7 @@ class FromPython:
             net, tokenizer = getattr(importlib.import_module(where), name)(classes)
             if not isinstance(net, nn.Module):
                 raise TypeError(f"{type(net).__name__} is not a torch.nn.Module")
-            return _opened(net, tokenizer, self.pad, repr(self), classes)
+            return opened(net, tokenizer, self.pad, repr(self), classes)
         except UsageError:
             raise
         except Exception as problem:
@@ -200,4 +201,4 @@ class Transformer3:
         with quiet(NEEDS):
             tokenizer = library("transformers", NEEDS).AutoTokenizer.from_pretrained(
                 _minilm(), local_files_only=True, trust_remote_code=False)
-        return _opened(NextWord(len(tokenizer), self.width, 3, self.heads), tokenizer, None, repr(self), len(tokenizer))
+        return opened(NextWord(len(tokenizer), self.width, 3, self.heads), tokenizer, None, repr(self), len(tokenizer))
