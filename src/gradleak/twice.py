@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -11,31 +10,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from gradleak.onednn import large, product
+
 HEAVY = 2**21
 """Multiplications from which a convolution is worth the Python around it."""
-
-LARGE, ROWS = 2**20, 4
-"""Entries of a weight, and rows multiplied with it, from which oneDNN's product is the faster one."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b; no gradient goes to the weight. A few rows times a large weight are most of a step: oneDNN takes them
     faster than the product torch chooses for training, forwards and, by far, backwards."""
-    large = weight.numel() >= LARGE and math.prod(x.shape[:-1]) >= ROWS
-    if large and x.dtype == torch.float32 and x.device.type == "cpu" and _onednn():
-        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
-    return F.linear(x, weight, bias)
-
-
-@cache
-def _onednn() -> bool:
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and "_linear_pointwise" in dir(torch.ops.mkldnn)
-
-
-def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), matrix, bias, "none", [], "")
-    return found
+    if not large(x, weight):
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Twice(TorchFunctionMode):
@@ -57,16 +43,12 @@ def _conv2d(
     padding: str | int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
 ) -> Tensor:
     """As torch's; by `_Convolution` where it is heavy and its weights are not made of the data."""
-    heavy = x.numel() * weight.numel() >= HEAVY * x.shape[-3] * _product_of(stride)
+    heavy = x.numel() * weight.numel() >= HEAVY * x.shape[-3]
     if not heavy or isinstance(padding, str) or x.ndim != 4 or not weight.is_leaf:
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     plan = (*((each, each) if isinstance(each, int) else tuple(each) for each in (stride, padding, dilation)), groups)
     found: Tensor = _Convolution.apply(x, weight, plan)  # type: ignore[no-untyped-call]
     return found if bias is None else found + bias[:, None, None]
-
-
-def _product_of(stride: int | Sequence[int]) -> int:
-    return stride * stride if isinstance(stride, int) else math.prod(stride)
 
 
 def _back(g: Tensor, x: Tensor, weight: Tensor, plan: Any, which: int) -> Tensor:
@@ -126,13 +108,13 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return _product(g, weight.mT), None, None
+            return product(g, weight.mT), None, None
         return _Linear.apply(g, weight.mT, None), None, None  # type: ignore[no-untyped-call]
 
 

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradleak import twice
+from gradleak import onednn, twice
+from gradleak.attacks.learned import network
 from gradleak.calculus import gradient
 from gradleak.rng import Rng
 
@@ -19,13 +20,26 @@ def test_large_layers_have_the_same_value_slope_and_bend(monkeypatch) -> None:
     x, weight, bias = (each.float() for each in made(x=(2, 3, 40), weight=(50, 40), bias=(50,)))
     found = []
     for large in (1, 10**9):
-        monkeypatch.setattr(twice, "LARGE", large)
+        monkeypatch.setattr(onednn, "LARGE", large)
         at = x.clone().requires_grad_()
         y = twice.linear(at, weight, bias)
         (slope,) = torch.autograd.grad(y.tanh().sum(), at, create_graph=True)
         found.append((y, slope, *torch.autograd.grad(slope.square().sum(), at)))
-        assert (type(y.grad_fn).__name__ == "_LinearBackward") == (large == 1 and twice._onednn())
+        assert (type(y.grad_fn).__name__ == "_LinearBackward") == (large == 1 and onednn._there())
     assert all(torch.allclose(one, other, atol=1e-4, rtol=1e-4) for one, other in zip(*found, strict=True))
+
+
+def test_large_layers_that_are_trained_have_the_same_gradients(monkeypatch) -> None:
+    x, *values = (each.float() for each in made(x=(7, 40), a=(50, 40), b=(50,), c=(30, 50), d=(30,)))
+    found = []
+    for large in (1, 10**9):
+        monkeypatch.setattr(onednn, "LARGE", large)
+        names = ("net.0.weight", "net.0.bias", "net.1.weight", "net.1.bias")
+        leaves = {name: value.clone().requires_grad_() for name, value in zip(names, values, strict=True)}
+        y = network.forward(leaves, x, 2)
+        assert (type(y.grad_fn).__name__ == "_LinearBackward") == (large == 1 and onednn._there())
+        found.append((y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))))
+    assert all(torch.allclose(one, other, rtol=1e-3, atol=1e-2) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"padding": (0, 2), "dilation": 2, "groups": 2},

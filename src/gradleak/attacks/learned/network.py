@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from gradleak.onednn import large, product
 from gradleak.rng import Rng
 
 Tensors = dict[str, Tensor]
@@ -29,9 +32,31 @@ def perceptron(sizes: Sequence[int], rng: Rng) -> Tensors:
 def forward(weights: Mapping[str, Tensor], x: Tensor, depth: int) -> Tensor:
     """ReLU between layers, nothing behind the last."""
     for number in range(depth):
-        x = F.linear(x, weights[f"net.{number}.weight"], weights[f"net.{number}.bias"])
+        x = _linear(x, weights[f"net.{number}.weight"], weights[f"net.{number}.bias"])
         x = x.relu() if number + 1 < depth else x
     return x
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if not large(x, weight):
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Linear(torch.autograd.Function):
+    """A layer that is trained, by faster products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        into_x = product(g, weight.mT) if ctx.needs_input_grad[0] else None
+        return into_x, product(g.flatten(0, -2).mT, x.flatten(0, -2).mT), g.flatten(0, -2).sum(0)
 
 
 class Adam:
