@@ -6,6 +6,7 @@ import torch
 from gradleak import registry
 from gradleak.attacks.exact import causal, peeling
 from gradleak.attacks.exact.assembly import Assembly
+from gradleak.attacks.exact.classified import classified
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.left import Left
@@ -210,3 +211,45 @@ def test_a_model_that_says_the_next_word_is_read_too(play, count: int) -> None:
     guess = attacked(played.seen)
     assert {tuple(row.tolist()) for row in guess.reading} == truths(played.secret)
     assert residual(played.seen, guess.batch).cosine < 1e-6
+
+
+def test_more_tokens_than_dimensions_are_told_by_what_is_classified(scene) -> None:
+    """The deeper layers are full; the last one is asked by one token a sentence, and that one knows every word."""
+    here = scene(count=6, width=40)
+    door = entrance(here.seen)
+    assert door.span.clean and not door.deep.clean and int((here.secret.readings != NOTHING).sum()) > 40
+    found = classified(door, 6)
+    assert found is not None and found.place == 0 and found.span.rank == 6
+    for sentence in truths(here.secret):
+        (sent,) = door.reach(torch.tensor([sentence]), found.layer.name)
+        assert float(found.span.off(sent[0, 0])) < 1e-5
+        wrong = torch.tensor([(*sentence[:2], sentence[1], *sentence[3:])])
+        (sent,) = door.reach(wrong, found.layer.name)
+        assert tuple(wrong[0].tolist()) in truths(here.secret) or float(found.span.off(sent[0, 0])) > 1e-3
+
+
+def test_sentences_are_proven_beyond_dimensions_until_the_rest_fits(scene) -> None:
+    here = scene(count=6, width=40)
+    left = Left(entrance(here.seen), 6)
+    assert left.asked and left.tokens == 6
+    by = dict(zip(map(tuple, (row[row != NOTHING].tolist() for row in here.secret.readings)),
+                  here.secret.labels.tolist(), strict=True))
+    first, *others = by
+    assert left.prove((*first[:2], first[1], *first[3:])) is None and left.tokens == 6
+    assert left.prove(first) == by[first]
+    while left.asked:
+        assert left.tokens == 1 + len(others)
+        sentence = others.pop()
+        assert left.prove(sentence) == by[sentence]
+    assert left.tokens == sum(map(len, others)) < 40
+    for sentence in others:
+        assert left.prove(sentence) == by[sentence]
+    assert left.tokens == 0
+
+
+def test_a_batch_beyond_dimensions_is_read_and_proven(scene) -> None:
+    here = scene(count=6, width=40)
+    guess = attacked(here.seen)
+    proven = {tuple(row[row != NOTHING].tolist()) for row, sure in zip(guess.reading, guess.certain, strict=True)
+              if bool(sure.any())}
+    assert proven == truths(here.secret)

@@ -16,6 +16,8 @@ def reached(seen: Observation, x: Tensor, *names: str) -> list[Tensor]:
     mask = torch.ones(count, length, dtype=torch.long, device=x.device)
     found = peek(seen.replay, Batch(x, labels, {"mask": mask}), *names)
     if any(each.numel() != count * length * each.shape[-1] for each in found):
+        if count == 1:
+            raise ValueError(f"{', '.join(names)}: not given one row a token")
         # A client that takes its examples in turn was seen taking the first only.
         alone = [reached(seen, one[None], *names) for one in x]
         return [torch.cat(each) for each in zip(*alone, strict=True)]

@@ -27,6 +27,9 @@ WIDE = 96
 NEAR = 0.12
 """Mean distance from which a draft is worth more work."""
 
+LENGTHS = 4
+"""Drafts that are improved by every choice, where only the classified token tells."""
+
 STARTS, DRAFTS, ROUNDS = 48, 3, 12
 KEPT = 280
 """Pairs at most whose affinity is worked out."""
@@ -116,7 +119,7 @@ class _Board:
         rng: np.random.Generator,
     ) -> None:
         self.door, self.known, self.tokens, self.rng = door, known, tokens, rng
-        self.deep = left.deep
+        self.deep, self.witness, self.asked = left.deep, left.witness[0].name, left.asked
         self.outside = {"middle": _thinned(left.middle.rest, rng), "deep": _thinned(left.deep.rest, rng)}
         # A pair that was out when weights were worked out may be in again, just so: it has none.
         self.weight = defaultdict(lambda: (0.0, 0.0), {
@@ -161,8 +164,12 @@ class _Board:
         of = _OF[number % len(_OF)]
         better = []
         for few, ranks in zip(drafts, ranked, strict=True):
-            better.append(self.improved(few.rows, _cut(ranks, 12 if number < 4 else 24), "middle", of, 4))
+            sweeps = 2 if self.asked else 4
+            better.append(self.improved(few.rows, _cut(ranks, 12 if number < 4 else 24), "middle", of, sweeps))
             yield from self.judged(better[-1])
+        if self.asked:
+            yield from self.polished(better, ranked)
+            return
         for rows, ranks in zip(better, ranked, strict=True):
             near = self.far(rows, "deep").mean(1)
             hopeful = [i for i in range(len(rows)) if FITS < near[i] < NEAR]
@@ -170,6 +177,17 @@ class _Board:
                 ranks = [ranks[i] for i in hopeful]
                 polished = self.improved(rows[hopeful], _cut(ranks, 60), "middle", _mean, 2)
                 yield from self.judged(self.improved(polished, _cut(ranks, 16), "deep", _mean, 2))
+
+    def polished(self, better: list[Tensor], ranked: list[list[list[list[int]]]]) -> Iterator[tuple[Sentence, float]]:
+        """Where only the classified token tells, little shows which words are wrong: the nearest draft of a few lengths,
+        improved by every choice there is."""
+        near = []
+        for number, rows in enumerate(better):
+            off = self.far(rows, "deep").mean(1)
+            near.append((float(off.min()), number, int(off.argmin())))
+        for _, number, row in sorted(near)[:LENGTHS]:
+            choices = _cut(ranked[number][row : row + 1], len(self.known.pairs))
+            yield from self.judged(self.improved(better[number][row, None], choices, "deep", _mean, 2))
 
     def drafts(self, length: int) -> "_Drafts | None":
         """The few best of many starts."""
@@ -182,8 +200,7 @@ class _Board:
 
     def judged(self, rows: Tensor) -> list[tuple[Sentence, float]]:
         """How far the worst token of each is outside the deep span, nearest first."""
-        (reached,) = self.door.reach(rows, self.door.witness[0].name)
-        off = self.deep.off(reached).amax(1)
+        off = self.deep.off(self._reached(rows, self.witness)).amax(1)
         return sorted({tuple(row): float(far) for row, far in zip(rows.tolist(), off, strict=True)}.items(),
                       key=lambda one: one[1])
 
@@ -232,7 +249,7 @@ class _Board:
         off = self.far(drafts, which)
         score = of(off)
         places = [place for place, here in enumerate(choices) if here.shape[1] > 1]
-        order = sorted(places, key=lambda place: -float(off[:, place].mean()))
+        order = sorted(places, key=lambda place: -float(off[:, place if off.shape[1] > 1 else 0].mean()))
         for _ in range(sweeps):
             before = score.clone()
             for place in order:
@@ -250,10 +267,15 @@ class _Board:
             order = [places[i] for i in self.rng.permutation(len(places))]
         return drafts
 
+    def _reached(self, sentences: Tensor, layer: str) -> Tensor:
+        """What each token sends there, or where only the classified one asks, that one."""
+        (reached,) = self.door.reach(sentences, layer)
+        return reached[:, self.asked.place, None] if self.asked else reached
+
     def far(self, sentences: Tensor, which: str) -> Tensor:
         """How far outside the span of that layer every token of every sentence is (n x L)."""
-        layer = (self.door.middle if which == "middle" else self.door.witness)[0].name
-        x = self.door.reach(sentences, layer)[0].float()
+        layer = self.door.middle[0].name if which == "middle" and not self.asked else self.witness
+        x = self._reached(sentences, layer).float()
         return (x @ self.outside[which]).square().sum(-1).sqrt() / x.square().sum(-1).sqrt()
 
 

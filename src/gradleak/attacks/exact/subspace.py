@@ -77,7 +77,8 @@ class Words:
         reading = read(door, n, rng)
         if not reading.sentences:
             raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or the "
-                           "deeper layers' gradients have more tokens than dimensions; audit smaller batches")
+                           "batch has more tokens than dimensions and no layer tells sentences apart; audit smaller "
+                           "batches")
         sentences = [*reading.sentences, *[door.empty] * (n - len(reading.sentences))]
         if seen.next_word:  # its last word is never read, only said
             sentences = [_closed(sentence, door.vocabulary.closing) for sentence in sentences]
