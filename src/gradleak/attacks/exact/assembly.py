@@ -179,7 +179,7 @@ class _Board:
                 yield from self.judged(self.improved(polished, _cut(ranks, 16), "deep", _mean, 2))
 
     def polished(self, better: list[Tensor], ranked: list[list[list[list[int]]]]) -> Iterator[tuple[Sentence, float]]:
-        """Where only the classified token tells, little shows which words are wrong: the nearest draft of a few lengths,
+        """Where only the classified token tells, little shows which words are wrong: of some lengths the nearest draft,
         improved by every choice there is."""
         near = []
         for number, rows in enumerate(better):

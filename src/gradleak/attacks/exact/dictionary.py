@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.asking import reached
+from gradleak.attacks.exact.span import least_squares
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.tap import Untapped
@@ -137,7 +138,7 @@ class _Asking:
         seen = (self(torch.stack([one, -one])[:, None].expand(-1, places, -1)) - shift) / _away_from_zero(gain)
         first, second = seen  # a (one + spot) and b (-one + spot), a and b unknown
         sides = torch.stack([first, -second], -1)  # P x d x 2
-        lengths = torch.linalg.lstsq(sides, (2 * one).expand(places, -1)[..., None]).solution[..., 0]
+        lengths = least_squares(sides, (2 * one).expand(places, -1)[..., None])[..., 0]
         spots = first * lengths[:, :1] - one
         variance = (one + spots).square().mean(1)
         epsilon = float((lengths[:, 0].square() - variance).median())

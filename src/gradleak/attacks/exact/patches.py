@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded, embedded
 from gradleak.attacks.exact.separation import across, separated
-from gradleak.attacks.exact.span import together, triangle
-from gradleak.attacks.exact.uncertain import explanations, least_squares
+from gradleak.attacks.exact.span import least_squares, together, triangle
+from gradleak.attacks.exact.uncertain import explanations
 from gradleak.attacks.exact.watched import Call, watched
 from gradleak.attacks.parts.labels import count, head
 from gradleak.calculus import one_thread

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradleak.attacks.exact.linear import first_layer, single
 from gradleak.attacks.exact.patches import told
-from gradleak.attacks.exact.span import CLIFF
+from gradleak.attacks.exact.span import CLIFF, least_squares
 from gradleak.attacks.parts.labels import count
 from gradleak.errors import Unsuited
 from gradleak.residual import residual
@@ -72,7 +72,7 @@ def parted(weight: Tensor, bias: Tensor, n: int, rng: Rng) -> Tensor:
         raise Unsuited(f"only {len(directions)} of {n} examples could be told apart: {n - 1} neurons that are off for "
                        "one of them hardly occur, or nothing is ever off; audit smaller batches")
     whole = torch.stack(directions, 1)
-    scales = torch.linalg.lstsq(mixed @ whole, bias[:, None]).solution
+    scales = least_squares(mixed @ whole, bias[:, None])
     examples: Tensor = torch.linalg.solve(whole, right[:n]) / scales
     return examples
 

@@ -80,6 +80,13 @@ def triangle(matrix: Tensor) -> Tensor:
     return cast(Tensor, upper)
 
 
+def least_squares(system: Tensor, wanted: Tensor) -> Tensor:
+    """By singular values: the default way pivots differently from run to run. A GPU has one way only."""
+    driver = "gelsd" if system.device.type == "cpu" else "gels"
+    found: Tensor = torch.linalg.lstsq(system, wanted, driver=driver).solution
+    return found
+
+
 def span(matrix: Tensor, rank: int | None = None, top: float | None = None) -> Span:
     """The space of a gradient's rows; `rank` if it is known. `top` is the largest singular value that rounding was
     made beside, where it is no longer in the matrix."""

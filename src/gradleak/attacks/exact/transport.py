@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.dictionary import Dictionary
+from gradleak.attacks.exact.span import least_squares
 
 ROUNDS = 40
 
@@ -47,8 +48,7 @@ def _parts(atoms: Dictionary, gradient: Tensor, tokens: Tensor, places: int) -> 
     words = atoms.words(tokens) * atoms.gain
     spots = atoms.places[:places] * atoms.gain
     rows = torch.cat([words, spots, atoms.shift[None]])
-    found: Tensor = torch.linalg.lstsq(rows.mT, gradient.mT).solution
-    return found[:-1]
+    return least_squares(rows.mT, gradient.mT)[:-1]
 
 
 def _lightest(incidence: Tensor, parts: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded
+from gradleak.attacks.exact.span import least_squares
 
 CONTRAST = 0.25
 """Standard deviation of a picture's pixels around grey."""
@@ -38,12 +39,6 @@ class Blurred:
 
     value: Tensor
     spread: Tensor
-
-
-def least_squares(system: Tensor, wanted: Tensor) -> Tensor:
-    """By singular values: the default way pivots differently from run to run."""
-    found: Tensor = torch.linalg.lstsq(system, wanted, driver="gelsd").solution
-    return found
 
 
 def signs(gradient: Tensor) -> bool:
