@@ -218,14 +218,16 @@ def test_more_tokens_than_dimensions_are_told_by_what_is_classified(scene) -> No
     here = scene(count=6, width=40)
     door = entrance(here.seen)
     assert door.span.clean and not door.deep.clean and int((here.secret.readings != NOTHING).sum()) > 40
-    found = classified(door, 6)
-    assert found is not None and found.place == 0 and found.span.rank == 6
+    layer = classified(door, 6)
+    assert layer is not None
+    within = span(stacked(here.seen.update, (layer,)))
+    assert within.rank == 6
     for sentence in truths(here.secret):
-        (sent,) = door.reach(torch.tensor([sentence]), found.layer.name)
-        assert float(found.span.off(sent[0, 0])) < 1e-5
+        (sent,) = door.reach(torch.tensor([sentence]), layer.name)
+        assert float(within.off(sent[0, 0])) < 1e-5
         wrong = torch.tensor([(*sentence[:2], sentence[1], *sentence[3:])])
-        (sent,) = door.reach(wrong, found.layer.name)
-        assert tuple(wrong[0].tolist()) in truths(here.secret) or float(found.span.off(sent[0, 0])) > 1e-3
+        (sent,) = door.reach(wrong, layer.name)
+        assert tuple(wrong[0].tolist()) in truths(here.secret) or float(within.off(sent[0, 0])) > 1e-3
 
 
 def test_sentences_are_proven_beyond_dimensions_until_the_rest_fits(scene) -> None:

@@ -270,7 +270,7 @@ class _Board:
     def _reached(self, sentences: Tensor, layer: str) -> Tensor:
         """What each token sends there, or where only the classified one asks, that one."""
         (reached,) = self.door.reach(sentences, layer)
-        return reached[:, self.asked.place, None] if self.asked else reached
+        return reached[:, :1] if self.asked else reached
 
     def far(self, sentences: Tensor, which: str) -> Tensor:
         """How far outside the span of that layer every token of every sentence is (n x L)."""

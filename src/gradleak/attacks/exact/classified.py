@@ -5,12 +5,10 @@ reaches it from that token depends on every word of the sentence: of a true one 
 one word wrong it does not.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.span import Span, oriented, span
+from gradleak.attacks.exact.span import oriented, span
 from gradleak.calculus import precise
 from gradleak.rng import Rng
 from gradleak.tap import Layer
@@ -19,16 +17,8 @@ ONE = 1e-4
 """How far outside its own gradient's span what the classified token sends may lie."""
 
 
-class Classified(NamedTuple):
-    """The layer, the place of the token that asks in it, and the span of what all sentences sent there."""
-
-    layer: Layer
-    place: int
-    span: Span
-
-
-def classified(door: Entrance, count: int) -> Classified | None:
-    """Found by letting one sentence pass: the last layer with a place whose token alone its gradient is made of."""
+def classified(door: Entrance, count: int) -> Layer | None:
+    """Found by letting one sentence pass: the last layer whose gradient is made of what opens a sentence, alone."""
     update, opening = door.seen.update, door.vocabulary.opening
     if not opening or door.seen.next_word:
         return None
@@ -39,8 +29,9 @@ def classified(door: Entrance, count: int) -> Classified | None:
     for layer in (layer for group in reversed(door.groups) for layer in group):
         if layer.name not in update or oriented(update, layer).shape[1] != width:
             continue
-        within = span(oriented(update, layer))
-        if not (within.clean and within.rank <= count < min(oriented(update, layer).shape)):
+        gradient = oriented(update, layer)
+        within = span(gradient)
+        if not (within.clean and within.rank <= count < min(gradient.shape)):
             continue
         (own,) = precise(door.seen.replay, told, layer.name)
         alone = span(oriented({layer.name: own}, layer), 1)
@@ -48,7 +39,6 @@ def classified(door: Entrance, count: int) -> Classified | None:
             (sent,) = door.reach(ids, layer.name)
         except ValueError:  # given one row a sentence, not one a token
             continue
-        places = (alone.off(sent[0]) < ONE).nonzero().flatten().tolist()
-        if places == [0]:
-            return Classified(layer, 0, within)
+        if (alone.off(sent[0]) < ONE).nonzero().flatten().tolist() == [0]:
+            return layer
     return None

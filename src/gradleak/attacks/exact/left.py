@@ -37,11 +37,11 @@ class Left:
         whole = {layer: oriented(door.seen.update, layer) for group in (door.first, door.middle, door.witness)
                  for layer in group}
         if self.asked:
-            whole[self.asked.layer] = oriented(door.seen.update, self.asked.layer)
+            whole[self.asked] = oriented(door.seen.update, self.asked)
         self.sizes = {layer: value.norm() for layer, value in whole.items()}
         self.gradients = {layer: value / self.sizes[layer] for layer, value in whole.items()}
         self.top, self.full = float(door.span.values[0]), float(door.deep.values[0])
-        self.deep = self.asked.span if self.asked else door.deep
+        self.deep = span(self.stack((self.asked,))) if self.asked else door.deep
         self.tokens = self.deep.rank
         """Tokens of all sentences that are left; where those that are classified tell, only these."""
         self.middle = self.deep if self.asked else span(self.stack(door.middle), self.tokens)
@@ -49,7 +49,7 @@ class Left:
     @property
     def witness(self) -> tuple[Layer, ...]:
         """The layers that tell whole sentences."""
-        return (self.asked.layer,) if self.asked else self.door.witness
+        return (self.asked,) if self.asked else self.door.witness
 
     def _told(self, sentence: Sentence) -> int:
         """How many of the tokens that are left a sentence has."""
