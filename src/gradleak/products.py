@@ -144,8 +144,8 @@ def _alike(stacked: Stacked, reference: Reference) -> Iterator[tuple[tuple[str, 
 def _in_order(names: list[str], parts: list[Tensor], reference: Reference) -> Tensor:
     """A column a parameter of the reference (R x P), from rows of some of them (K x R each): all at once, as every view
     of a single column would be a step of the graph."""
-    rows = torch.cat(parts)
-    missing = [name for name in reference if name not in set(names)]
+    rows, there = torch.cat(parts), set(names)
+    missing = [name for name in reference if name not in there]
     if missing:
         rows = torch.cat([rows, rows.new_zeros(len(missing), rows.shape[1])])
     return rows[reference.places((*names, *missing))].mT
