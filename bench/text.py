@@ -138,7 +138,7 @@ QUESTIONS = {
     "table8": Question(_scale, ("lamp",), threats=BOTH,
                        defenses=tuple(f"prune(keep={keep}, by=random)" for keep in (0.25, 0.1, 0.05, 0.01))),
     "fedavg": Question(lambda corpus, batch, defense, attack: (attack,), ("lamp", L2_L1), batch=(4,),
-                       client="local_steps(steps=4, rate=5e-5, mode=eval)", assume="one_step(mode=eval)"),
+                       client="local_steps(steps=4, rate=5e-5, mode=eval)", assume="summed(steps=4, mode=eval)"),
     "dropout": Question(lambda corpus, batch, defense, attack: (), ("lamp",), client="one_step(mode=train)"),
 }
 

@@ -73,6 +73,16 @@ def test_objectives_against_plain_formulas() -> None:
         assert float(objective(exact, reference)) == pytest.approx(0, abs=1e-6)
 
 
+def test_a_layer_that_was_sent_as_zeros_leaves_the_slope_of_others_alone() -> None:
+    """Small local steps round to nothing where a gradient is all but nothing."""
+    stacked = {"a": torch.randn(2, 3, 4, generator=Rng(0).torch()).requires_grad_(),
+               "silent": torch.full((2, 5), 1e-20, requires_grad=True)}
+    alone = objectives.layer_cosine({"a": stacked["a"]}, Reference({"a": torch.ones(3, 4)}))
+    both = objectives.layer_cosine(stacked, Reference({"a": torch.ones(3, 4), "silent": torch.zeros(5)}))
+    one, other = (torch.autograd.grad(each.sum(), stacked["a"])[0] for each in (alone, both))
+    assert torch.equal(alone, both) and torch.equal(one, other) and bool(one.isfinite().all())
+
+
 @pytest.mark.parametrize("objective", [objectives.l2, objectives.cosine, objectives.norms])
 def test_balancing_divides_each_layer_by_a_power_of_its_length(objective: objectives.ByProducts) -> None:
     """Values and slopes, as if both updates had been divided before."""

@@ -138,6 +138,14 @@ def test_a_diverged_client_is_unreliable_and_not_attacked(tmp_path) -> None:
         assert of_trial(done) is Verdict.UNRELIABLE and any("diverged" in w for w in done["warnings"])
 
 
+def test_a_search_for_words_that_diverged_says_so(play, text_task) -> None:
+    """Its words are always finite; where it looked is not."""
+    seen = play(task=text_task(), who="curious+labels+lengths", client="one_step(mode=eval)").seen
+    for rate, lost in (("1e30", True), ("0.01", False)):
+        *_, guess = registry.build("attack", parse(f"tag(steps=3, rate={rate})")).guesses(seen, Rng(0))
+        assert any("diverged" in warning for warning in checks.after(guess)) is lost
+
+
 def test_a_converged_model_is_flagged_in_an_audit(tmp_path) -> None:
     task = "image(model=python('sure_model:build'), data=photos(size=8, count=20))"
     (tmp_path / "sure_model.py").write_text(

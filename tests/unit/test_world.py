@@ -87,6 +87,15 @@ def test_local_steps_are_sgd(play) -> None:
     assert residual(scene.seen, batch).cosine < 1e-9
 
 
+def test_small_local_steps_come_to_their_number_times_the_gradient(play) -> None:
+    far = {}
+    for rate in (1e-3, 1e-4):
+        scene = play(count=4, client=f"local_steps(steps=4, rate={rate})")
+        assumed = registry.build("client", parse("summed(steps=4)")).of(scene.world.learner)
+        far[rate] = distance(assumed(scene.seen.params, scene.secret.batch, None), scene.seen.update).l2
+    assert far[1e-4] < far[1e-3] / 5 and far[1e-4] < 0.02
+
+
 def test_the_order_of_local_steps_is_the_clients_own(play) -> None:
     scene = play(count=4, client="local_steps(steps=6, rate=0.1)")
     assert scene.part.random(scene.world.learner, 4)

@@ -355,7 +355,8 @@ class Matching:
 
     def guess(self, state: dict[str, Tensor]) -> Guess:
         """The answer the attacker would give now."""
-        notes = {"label_confidence": float(self.read.confidence.mean())}
+        notes = {"label_confidence": float(self.read.confidence.mean()),
+                 "lanes_lost": float((~state["z"].isfinite().all(1)).float().mean())}
         if self.plan.lanes > 1:
             notes["lane_spread"] = float((state["z"] - state["z"][:1]).abs().max())
         if isinstance(self.room, TokenRoom):

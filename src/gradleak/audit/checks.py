@@ -73,8 +73,8 @@ def _rounded(value: float) -> str:
 
 def after(guess: Guess) -> Iterator[str]:
     """Did the attack do what it says?"""
-    if not bool(guess.reading.isfinite().all()):
-        yield "the attack's answer holds NaN: the search diverged"
+    if not bool(guess.reading.isfinite().all()) or guess.notes.get("lanes_lost") == 1.0:
+        yield "the search diverged to NaN from every start: give the attack a lower rate"
     if guess.notes.get("lane_spread") == 0.0:
         yield "all restarts ended in the same point to the last bit: they were not independent"
 

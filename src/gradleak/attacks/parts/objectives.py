@@ -57,8 +57,9 @@ def _cosine(found: Products) -> Tensor:
 
 
 def _layer_cosine(found: Products) -> Tensor:
-    cosines = found.dots / (found.squares.clamp_min(TINY) * found.sizes.clamp_min(TINY)).sqrt()
-    return 1 - cosines[:, found.sizes > NEGLIGIBLE * found.sizes.sum()].mean(1)
+    told = found.sizes > NEGLIGIBLE * found.sizes.sum()  # chosen first: a layer of zeros has a cosine of no slope
+    lengths = found.squares[:, told].clamp_min(TINY).sqrt() * found.sizes[told].sqrt()
+    return 1 - (found.dots[:, told] / lengths).mean(1)
 
 
 def _norms(found: Products) -> Tensor:
