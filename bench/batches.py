@@ -58,7 +58,7 @@ def compare(options) -> None:
     for batch in options.batch:
         for published in ("", ", published=true") if options.published else ("",):
             attacks = [f"{name}(steps={options.steps}, restarts=1{published})"
-                       for name in ("ig", "gradinversion", "hf_gradinv")]
+                       for name in options.attacks]
             print(*audited(options, attacks, batch, resnet(options)), sep="\n", flush=True)
 
 
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=32, help="pixels a side")
     parser.add_argument("--net", default="resnet20", help="the network attacked")
     parser.add_argument("--model", default="efficientnet_lite0", help="for `large`")
+    parser.add_argument("--attacks", nargs="+", default=["ig", "gradinversion", "hf_gradinv"], help="for `compare`")
     parser.add_argument("--published", action="store_true", help="`compare` also as published")
     parser.add_argument("--fit", type=int, default=600, help="steps of fitting for `generator`")
     parser.add_argument("--defended", action="store_true", help="`generator` also under sign and pruning")

@@ -2,6 +2,7 @@
 
 python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8] [--sentences 64] [--modes eval train]
     [--defenses none sign] [--head 0] [--first 0] [--model minilm] [--growth FILE.png]
+    [--client 'local_steps(steps=4, rate=5e-5, mode={mode})']
 
 The attacker knows the batch size and nothing else: no labels, no lengths. exact: sentences read word for word; certain:
 tokens the attack calls proven to have stood in their place; false: those of them that no sentence of the batch has
@@ -33,6 +34,7 @@ from gradleak.types import NOTHING, Batch, Guess, Observation, Secret, Vocabular
 from gradleak.world.round import send
 from gradleak.world.task import World
 
+ONE_STEP = "one_step(mode={mode})"
 METRICS = ("exact_match", "rouge1", "rouge2", "rougeL", "token_accuracy")
 
 
@@ -71,17 +73,17 @@ def _wide(rows: torch.Tensor, width: int, count: int, filler: int = NOTHING) -> 
     return out
 
 
-def observed(world: World, mode: str, defense: str, count: int, trial: int, head: int) -> tuple[Secret, Observation]:
-    part, guard = registry.build("client", parse(f"one_step(mode={mode})")), registry.build("defense", parse(defense))
+def observed(world: World, who: str, defense: str, count: int, trial: int, head: int) -> tuple[Secret, Observation]:
+    part, guard = registry.build("client", parse(who)), registry.build("defense", parse(defense))
     client, secret = part.of(world.learner), world.draw(count, trial, part, Rng(head))
     release = send(world, part, client, guard, secret, Rng(head) / trial).release
     return secret, threat("curious").observe(release, client, guard)
 
 
-def measured(world: World, mode: str, defense: str, count: int, batches: int, head: int) -> Tally:
+def measured(world: World, who: str, defense: str, count: int, batches: int, head: int) -> Tally:
     found, attack = Tally(), registry.build("attack", parse("subspace"))
     for trial in range(batches):
-        secret, seen = observed(world, mode, defense, count, trial, head)
+        secret, seen = observed(world, who, defense, count, trial, head)
         found.tokens.append(int((secret.readings != NOTHING).sum()))
         began = time.process_time()
         try:
@@ -113,14 +115,14 @@ def growth(world: World, head: int, file: Path) -> None:
     whole: list[tuple[int, float]] = []
     tested: list[tuple[int, float]] = []
     for count in (1, 2, 4, 8, 16):
-        _, seen = observed(world, "eval", "none", count, 0, head)
+        _, seen = observed(world, ONE_STEP.format(mode="eval"), "none", count, 0, head)
         tested.append(vocabulary_tested(entrance(seen)))
         began = time.process_time()
         list(attack.guesses(seen, Rng(0)))
         whole.append((tested[-1][0], time.process_time() - began))
         print(f"{count} sentences, {tested[-1][0]} tokens: {whole[-1][1]:.2f} s, of it {tested[-1][1]:.2f} s for "
               "testing the vocabulary", flush=True)
-    _, seen = observed(world, "eval", "none", 4, 0, head)
+    _, seen = observed(world, ONE_STEP.format(mode="eval"), "none", 4, 0, head)
     sizes: list[tuple[int, float]] = []
     words = seen.vocabulary
     assert words is not None
@@ -175,6 +177,7 @@ def main() -> None:
     options.add_argument("--first", type=int, default=0, help="pass over so many: sentences that were looked at")
     options.add_argument("--head", type=int, default=0, help="seed of the fresh head and of the draws")
     options.add_argument("--model", default="minilm")
+    options.add_argument("--client", default=ONE_STEP, help="what takes part; {mode} is that of --modes")
     options.add_argument("--growth", type=Path, help="measure growth instead, and draw it there")
     given = options.parse_args()
     torch.set_num_threads(1)
@@ -192,7 +195,8 @@ def main() -> None:
             for mode in given.modes:
                 for defense in given.defenses:
                     for count in given.batch:
-                        found = measured(world, mode, defense, count, max(1, given.sentences // count), given.head)
+                        found = measured(world, given.client.format(mode=mode), defense, count,
+                                         max(1, given.sentences // count), given.head)
                         print(line(corpus, mode, defense, count, found), flush=True)
                         for reason, times in found.refused.items():
                             print(f"      {times} refused: {reason}", flush=True)

@@ -21,9 +21,9 @@ def gradinversion(
     the statistics of BatchNorm.
 
     Differs from the paper: registration by phase correlation in whole pixels instead of optical flow. And unless
-    published=true: balanced layers and the logarithm of the mismatch's cosine, as in `ig`; labels counted by evolution;
-    statistics compared in their own units; half the noise. published=true is the paper's: squared distance, labels by
-    the lowest entries, each once.
+    published=true: balanced layers, the logarithm of the mismatch's cosine and a rate that falls by equal factors, as
+    in `ig`; labels counted by evolution; statistics compared in their own units; half the noise. published=true is the
+    paper's: squared distance, labels by the lowest entries, each once, a rate that falls as a cosine.
 
     Statistics are those granted as norm_stats, else those an evaluating client normalises by; without any, bn is idle.
     """
@@ -34,7 +34,7 @@ def gradinversion(
                        jitter=_or(jitter, 0.2), lanes=restarts)
     return Descent(steps, ways(labels or "evolved"), objectives.balanced(objectives.cosine, 0.5),
                    ((_or(tv, 3.0), total_variation), (_or(group, 3.0), consensus)),
-                   rate=schedules.cosine(rate, rate / 100, warm=0.05), log=True, space=Pixels(begin="uniform"),
+                   rate=schedules.geometric(rate, rate / 100), log=True, space=Pixels(begin="uniform"),
                    norms=(_or(bn, 0.3), Moment()), jitter=_or(jitter, 0.1), lanes=restarts)
 
 
