@@ -118,7 +118,6 @@ class Question:
     defenses: tuple[str, ...] = ("none",)
     threats: tuple[str, ...] = (CURIOUS,)
     client: str = "one_step(mode=eval)"
-    assume: str | None = None
 
 
 def _scale(corpus: str, batch: int, defense: Call, attack: str) -> tuple[object, ...]:
@@ -138,7 +137,7 @@ QUESTIONS = {
     "table8": Question(_scale, ("lamp",), threats=BOTH,
                        defenses=tuple(f"prune(keep={keep}, by=random)" for keep in (0.25, 0.1, 0.05, 0.01))),
     "fedavg": Question(lambda corpus, batch, defense, attack: (attack,), ("lamp", L2_L1), batch=(4,),
-                       client="local_steps(steps=4, rate=5e-5, mode=eval)", assume="summed(steps=4, mode=eval)"),
+                       client="local_steps(steps=4, rate=5e-5, mode=eval)"),
     "dropout": Question(lambda corpus, batch, defense, attack: (), ("lamp",), client="one_step(mode=train)"),
 }
 
@@ -183,7 +182,7 @@ def audits(what: str, given: argparse.Namespace, out: Path) -> Iterator[tuple[st
         for batch in question.batch:
             yield corpus, f"{what}-{corpus}-{batch}", Audit(
                 name=what, task=f"text(model={given.model}, data=lines({str(file)!r}))", client=question.client,
-                assume=question.assume, batch=(batch,), threats=tuple(given.threats or question.threats),
+                batch=(batch,), threats=tuple(given.threats or question.threats),
                 defenses=question.defenses, attacks=attacks, metrics=METRICS, budget=given.budget,
                 trials=max(1, given.sentences // parts // batch))
 
@@ -216,8 +215,7 @@ HEAD = (f"{'data':5} {'B':>2} {'defense':28} {'threat':8} {'attack':34} {'n':>3}
 
 def ask(what: str, given: argparse.Namespace, out: Path) -> None:
     question = QUESTIONS[what]
-    assumed = f"; the attacker assumes {question.assume}" if question.assume else ""
-    print(f"\n{what}: {given.model}, client {question.client}{assumed}\n{HEAD}", flush=True)
+    print(f"\n{what}: {given.model}, client {question.client}\n{HEAD}", flush=True)
     for corpus, name, audit in audits(what, given, out):
         for row in rows(run(audit, out / name, given.workers, Console(stderr=True))):
             print(line(what, corpus, row), flush=True)

@@ -17,6 +17,7 @@ from gradleak.types import Batch, Client, Params, Replay, Update
 _inside_lanes: ContextVar[bool] = ContextVar("inside_lanes", default=False)
 _factored_lanes: ContextVar[int] = ContextVar("factored_lanes", default=0)
 _undefended: ContextVar[bool] = ContextVar("undefended", default=False)
+_straight: ContextVar[bool] = ContextVar("straight", default=False)
 _question: ContextVar[Callable[[Callable[[Params], Tensor], Params], object] | None] = ContextVar("asked", default=None)
 
 
@@ -52,15 +53,29 @@ def factoring(lanes: int) -> Iterator[None]:
 def undefended(replay: Replay) -> Replay:
     """The replay without what defenses do to entries: for those who ask only about directions, which rounding blurs
     and does not turn. Nothing has to be multiplied out then."""
+    return _while(_undefended, replay)
 
-    def before(batch: Batch) -> Update:
-        token = _undefended.set(True)
+
+def straight(replay: Replay) -> Replay:
+    """The replay with local steps that all begin at the weights sent: what small ones come to. One gradient is enough
+    then."""
+    return _while(_straight, replay)
+
+
+def going_straight() -> bool:
+    """For clients that take several steps: whether they are all to begin at the weights sent."""
+    return _straight.get()
+
+
+def _while(wish: ContextVar[bool], replay: Replay) -> Replay:
+    def wished(batch: Batch) -> Update:
+        token = wish.set(True)
         try:
             return replay(batch)
         finally:
-            _undefended.reset(token)
+            wish.reset(token)
 
-    return before
+    return wished
 
 
 def gradient(loss: Callable[[Params], Tensor], params: Params) -> Update:

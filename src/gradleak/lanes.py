@@ -6,8 +6,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from gradleak.calculus import factoring, in_lanes
+from gradleak.calculus import factoring, in_lanes, straight
 from gradleak.factored import Factored, Masked, Stacked, Value
+from gradleak.residual import distance
 from gradleak.tap import Untapped
 from gradleak.types import Batch, Replay, Update
 
@@ -24,12 +25,17 @@ SHAKE, MORE = 1e-6, 4.0
 """A relative change of the input that is nothing but rounding, and how much more than it a fast way may make."""
 
 
+TURN = 0.02
+"""The cosine distance from a client's local steps up to which one gradient may stand for them while searching. Small
+steps, rounded to float32, are about a tenth of it away; answers are judged by the steps themselves."""
+
+
 class Lanes:
     """Replays R candidate batches, stacked along a new first axis: factored, or at once, or else in turn.
 
     Which of them the model, the client and the attacker's copy of the defense allow is found by trying two candidates
     and comparing them with the plain replay. `apart` takes them in turn in any case: for those who watch layers.
-    `masked`: whether entries are left out of factored gradients.
+    Local steps that hardly turn are taken for one. `masked`: whether entries are left out of factored gradients.
     """
 
     def __init__(self, replay: Replay, x: Tensor, y: Tensor, extra: Extra | None = None, factor: bool = False,
@@ -38,10 +44,22 @@ class Lanes:
         tried = (x[:2].detach(), y[:2].detach(), {k: v[:2].detach() for k, v in (extra or {}).items()})
         self.way: Way = "in turn"
         self.masked = False
-        if factor and self._agrees("factored", *tried):
+        if factor and (self._agrees("factored", *tried) or self._straightened(*tried)):
             self.way = "factored"
         elif len(x) > 1 and not apart and self._agrees("at once", *tried):
             self.way = "at once"
+
+    def _straightened(self, x: Tensor, y: Tensor, extra: Extra) -> bool:
+        """Whether the client's steps may be taken for one, which can be factored."""
+        steps = self.replay
+        with torch.no_grad():
+            turning = self._alone(x, y, extra, 0)
+            self.replay = straight(steps)
+            turn = distance(self._alone(x, y, extra, 0), turning).cosine
+        if turn < TURN and self._agrees("factored", x, y, extra):
+            return True
+        self.replay = steps
+        return False
 
     def _agrees(self, way: Way, x: Tensor, y: Tensor, extra: Extra) -> bool:
         gap = size = 0.0

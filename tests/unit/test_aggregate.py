@@ -7,6 +7,7 @@ from gradleak import registry
 from gradleak.audit.drive import run
 from gradleak.audit.plan import Audit, checked
 from gradleak.errors import UsageError
+from gradleak.factored import dense
 from gradleak.lanes import Lanes
 from gradleak.report.html import page
 from gradleak.report.rows import rows
@@ -36,6 +37,20 @@ def test_words_are_replayed_in_lanes_factored(play, text_task) -> None:
     parts = [torch.stack([t, t.flip(0)]) for t in (batch.x, batch.y)]
     extra = {k: torch.stack([v, v.flip(0)]) for k, v in batch.extra.items()}
     assert Lanes(scene.seen.replay, *parts, extra, factor=True).way == "factored"
+
+
+@pytest.mark.parametrize(("rate", "way"), [(1e-4, "factored"), (3.0, "at once")])
+def test_small_local_steps_are_searched_as_one_and_judged_as_they_are(play, text_task, rate: float, way: str) -> None:
+    """One gradient stands for them only where it goes their way; the replay that judges stays the client's own."""
+    scene = play(task=text_task(), count=4, client=f"local_steps(steps=4, rate={rate}, mode=eval)")
+    truth = scene.secret.batch
+    both = [torch.stack([each, each]) for each in (truth.x, truth.y)]
+    extra = {name: torch.stack([value, value]) for name, value in truth.extra.items()}
+    lanes = Lanes(scene.seen.replay, *both, extra, factor=True)
+    assert lanes.way == way and residual(scene.seen, truth).cosine < 1e-6
+    fast = {name: value[0] for name, value in dense(lanes(*both, extra)).items()}
+    assert distance(fast, scene.seen.update).l2 < 0.05
+
 
 
 def test_an_audit_looks_for_the_examples_of_every_client(tmp_path) -> None:

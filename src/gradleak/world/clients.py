@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gradleak.calculus import each_alone, gradient
+from gradleak.calculus import each_alone, going_straight, gradient
 from gradleak.errors import UsageError
 from gradleak.registry import kind_of, register
 from gradleak.rng import Rng
@@ -81,31 +81,6 @@ class OneStep(_Once):
         return client
 
 
-@register("client", "summed")
-@dataclass(frozen=True)
-class Summed(_Once):
-    """`steps` times the gradient: what local steps come to where the rate is too small to move the weights meanwhile.
-
-    For an attacker to assume of local_steps, as LAMP's does: a replay of it costs no more than one step.
-    """
-
-    steps: int = 4
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"{self!r}: steps must be at least 1")
-
-    def of(self, learner: Learner) -> Client:
-        def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
-            return gradient(lambda p: self.steps * learner.loss(p, batch, self.mode, rng), params)
-
-        return client
-
-    @property
-    def protocol(self) -> Mapping[str, float]:
-        return {"steps": self.steps}
-
-
 @register("client", "per_sample")
 @dataclass(frozen=True)
 class PerSample(_Once):
@@ -151,6 +126,8 @@ class LocalSteps:
 
     def of(self, learner: Learner) -> Client:
         def client(params: Params, batch: Batch, rng: Rng | None) -> Update:
+            if going_straight():
+                return gradient(lambda p: self.steps * learner.loss(p, batch, self.mode, rng), params)
             count, now = len(batch.x), dict(params)
             epoch = self._epoch(count)
             for step in range(self.steps):

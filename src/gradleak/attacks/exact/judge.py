@@ -15,7 +15,7 @@ from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByProducts, Objective
 from gradleak.attacks.parts.sampled import SAMPLE, Sampled
 from gradleak.attacks.scoring import Scoring
 from gradleak.calculus import undefended
-from gradleak.factored import Reference
+from gradleak.factored import TINY, Reference
 from gradleak.lanes import Lanes
 from gradleak.products import Products
 from gradleak.types import NO_LABEL, Know, Update, following
@@ -145,7 +145,8 @@ def _first(extra: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unlikely(sent: Tensor, found: Products) -> Tensor:
-    cosines = found.dots / (found.squares.clamp_min(1e-30) * found.sizes.clamp_min(1e-30)).sqrt()
     there = found.sizes > NEGLIGIBLE * found.sizes.sum()
-    likely = torch.log1p(-cosines.double().clamp(0, 1).square().clamp_max(1 - 1e-12))
-    return (sent * likely)[:, there].sum(1) / 2
+    lengths = found.squares[:, there].clamp_min(TINY).sqrt() * found.sizes[there].sqrt()
+    cosines = (found.dots[:, there] / lengths).double()
+    likely = torch.log1p(-cosines.clamp(0, 1).square().clamp_max(1 - 1e-12))
+    return (sent[there] * likely).sum(1) / 2
