@@ -1,5 +1,6 @@
 """How likely an update is, given the sentences it may have been made of."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,10 @@ from gradleak.types import NO_LABEL, Know, Update, following
 MANY = 16
 """Classes up to which all are tried."""
 
+ENTIRE = 1e-5
+"""The share of what was sent that the truth may leave unexplained, on average over the layers: one wrong word leaves
+far more, rounding far less."""
+
 
 @dataclass(frozen=True)
 class Company:
@@ -41,7 +46,7 @@ class Judge:
 
     Every parameter's gradient may have been scaled and carries noise, both unknown; what remains is the angle between
     what was sent and what the sentence gives: -n/2 log(1 - cos^2) for n numbers sent. So sentences are replayed as they
-    are before a defense, known or not.
+    are before a defense, known or not. `most` is what only sentences that leave nothing unexplained can reach.
     """
 
     def __init__(self, door: Entrance) -> None:
@@ -50,27 +55,32 @@ class Judge:
         self.objective: Objective = ByProducts(partial(_unlikely, torch.stack(counts)))
         if any(pruned(value) for value in door.seen.update.values() if value.ndim > 1):
             self.objective = sent(door.seen.update)
+            counts = [count.clamp_max(SAMPLE) for count in counts]
         self.reference = Reference(door.seen.update)
+        self.most = -math.log(ENTIRE) / 2 * float(sum(counts))
         self._scoring: Scoring | None = None
 
     def __call__(self, sentences: Sequence[Sentence], label: int | None) -> list[float]:
         """Of sentences, each alone."""
         return self.companies([_alone(each, label) for each in sentences])
 
+    def entire(self, score: float) -> bool:
+        """Whether hardly anything is left to explain, so that no other sentences need be tried."""
+        return score > self.most
+
     def slope(self, sentence: Sentence, label: int | None) -> Tensor:
         """How much likelier, to first order, every token makes the update in every place (L x V)."""
         return self.slopes(_alone(sentence, label))[0]
 
-    def first(self, sentences: Sequence[Sentence]) -> tuple[int | None, list[float]]:
-        """The label (none for a language model, which labels itself) and the sentences' scores under it."""
+    def first(self, sentence: Sentence) -> tuple[int | None, float]:
+        """The label that is likeliest (none for a language model, which labels itself), and how likely it is so."""
         seen = self.door.seen
         if seen.next_word:
-            return None, [self([each], None)[0] for each in sentences]
+            return None, self([sentence], None)[0]
         told = seen.facts.get(Know.LABELS)
         labels = [int(told.flatten()[0])] if isinstance(told, Tensor) else list(range(min(seen.classes, MANY)))
-        tried = {label: [self([each], label)[0] for each in sentences] for label in labels}
-        best = max(tried, key=lambda label: max(tried[label]))
-        return best, tried[best]
+        scores = self.companies([_alone(sentence, label) for label in labels])
+        return max(zip(labels, scores, strict=True), key=lambda one: one[1])
 
     def _rise(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
         """How much likelier each token of the vocabulary would make one candidate (1 x n x L x d), to first order."""
@@ -133,7 +143,7 @@ def sent(update: Update) -> Sampled:
     """How unlikely where entries were left out, which anyone sees: only those that were sent are compared, of each
     parameter a sample of them. The truth then agrees entirely."""
     counts = [(value != 0).sum().clamp_max(SAMPLE) for value in update.values() if bool(value.any())]
-    return Sampled(update, partial(_unlikely, torch.stack(counts)))
+    return Sampled(update, partial(_unlikely, torch.stack(counts)), close=True)
 
 
 def _alone(sentence: Sentence, label: int | None) -> Company:

@@ -126,23 +126,28 @@ def read(door: Entrance, rng: Rng) -> Reading:
     judge, searches = Judge(door), hearings(door, rng)
     search, start, label = _begun(searches, judge)
     sentence, margins = _settled(search, judge, start, label)
-    notes = {"rank": float(search.heard.rank), "likelihood": judge([sentence], label)[0],
-             "margin": min(margins.values(), default=0.0), **{f"margin {p}": value for p, value in margins.items()}}
+    score = judge([sentence], label)[0]
+    margin = min(margins.values(), default=max(0.0, score - judge.most))
+    notes = {"rank": float(search.heard.rank), "likelihood": score, "margin": margin,
+             **{f"margin {p}": value for p, value in margins.items()}}
     return Reading([sentence], [[False] * len(sentence)], None if label is None else [label], notes)
 
 
 def _begun(searches: "list[Search]", judge: Judge) -> "tuple[Search, Sentence, int | None]":
     """Where to begin, and the label: of the likeliest lengths the one that replays best. Where entries were left out
     the first layers hardly tell lengths; then many are tried, and those near the best."""
-    lengths = searches[-1].lengths()  # gaps look like words wherever one looks: completed, they do not
-    gaps = len(searches) > 1 and searches[-1].told is None
-    if gaps:
-        lengths = sorted({*lengths, *filter(searches[-1].possible, LADDER)})
-    starts = [(search, search.arranging(length).best().sentence) for search in searches for length in lengths]
-    label, scores = judge.first([sentence for _, sentence in starts])
-    score, place = max((score, place) for place, score in enumerate(scores))
-    search, start = starts[place]
-    for stride in STRIDES if gaps else ():
+    last = searches[-1]  # gaps look like words wherever one looks: completed, they do not
+    lengths, gaps = last.lengths(), len(searches) > 1 and last.told is None
+    more = [length for length in LADDER if gaps and last.possible(length) and length not in lengths]
+    found: list[tuple[float, int | None, Search, Sentence]] = []
+    for search, length in [(search, n) for several in (lengths, more) for search in searches[::-1] for n in several]:
+        start = search.arranging(length).best().sentence
+        label, score = judge.first(start)
+        found.append((score, label, search, start))
+        if judge.entire(score):
+            break
+    score, label, search, start = max(found, key=lambda one: one[0])
+    for stride in STRIDES if gaps and not judge.entire(score) else ():
         near = [length for length in (len(start) - stride, len(start) + stride) if search.possible(length)]
         others = [search.arranging(length).best().sentence for length in near]
         score, start = max([(score, start), *zip(judge(others, label), others, strict=True)])
@@ -226,9 +231,11 @@ Change = tuple[int, int]
 
 def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None) -> tuple[Sentence, dict[int, float]]:
     """The sentence changed while the whole update is likelier so; and by how much, in the end, the word of each place
-    is likelier than any other tried there."""
+    is likelier than any other tried there, unless nothing is left to explain."""
     now, margins = judge([sentence], label)[0], dict[int, float]()
     for _ in range(ROUNDS):
+        if judge.entire(now):
+            return sentence, {}
         arranging = search.arranging(len(sentence))
         changes = _rivals(arranging, judge, sentence, label)
         scores = judge([changed(sentence, [change]) for change in changes], label)

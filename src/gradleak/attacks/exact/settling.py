@@ -51,9 +51,11 @@ class Settling:
         """
         resting, wide = set[Sentence](), False
         for turn in range(ROUNDS):
+            if self.judge.entire(self.now):
+                break
             before, slopes = self.now, self.judge.slopes(self.company)
             for which, sentence in enumerate(self.company.sentences):
-                if sentence not in resting:
+                if sentence not in resting and not self.judge.entire(self.now):
                     self._reword(which, slopes[which], None if wide else ORDERS, rng / turn / which)
                     resting |= {sentence} & {*self.company.sentences}
             self._offer([*crossings(self.company), *list(relabelled(self.search.door, self.company))[1:]])

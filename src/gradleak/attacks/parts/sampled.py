@@ -5,6 +5,7 @@ gradient is multiplied out on the way.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,15 +19,39 @@ from gradleak.types import Update
 SAMPLE = 1024
 """Entries of a parameter that are compared."""
 
+SIDE = 96
+"""Rows and columns that are computed where entries shall lie close together: those of which the most was sent."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some rows and columns of a matrix, and which entries are compared: `inside` the block, and `places` in the
+    whole."""
+
+    rows: Tensor
+    columns: Tensor
+    inside: Tensor
+    places: Tensor
+
+    def of(self, value: Factored) -> Tensor:
+        down, across = (self.columns, self.rows) if value.flipped else (self.rows, self.columns)
+        found = value.deltas.index_select(2, down).mT @ value.inputs.index_select(2, across)
+        return (found.mT if value.flipped else found).flatten(1).index_select(1, self.inside)
+
 
 class Sampled(ByEntries):
     """`formula` over inner products that are taken over the sample. Parameters of which nothing was sent are left
-    out."""
+    out. `close`: of matrices entries in few rows and columns, which are quickly computed."""
 
-    def __init__(self, update: Update, formula: Callable[[Products], Tensor], most: int = SAMPLE) -> None:
+    def __init__(
+        self, update: Update, formula: Callable[[Products], Tensor], most: int = SAMPLE, close: bool = False,
+    ) -> None:
         self.formula = formula
-        self._places = {
-            name: _sampled(value, most, Rng(0) / name) for name, value in update.items() if bool(value.any())}
+        sent = {name: value for name, value in update.items() if bool(value.any())}
+        self._blocks = {name: block for name, value in sent.items() if close and (block := _block(value, most))}
+        self._places = {name: self._blocks[name].places if name in self._blocks
+                        else _sampled(value.flatten().nonzero()[:, 0], most, Rng(0) / name)
+                        for name, value in sent.items()}
         self._values = {name: update[name].flatten()[places].double() for name, places in self._places.items()}
         self._widths = {name: update[name].shape[-1] for name in self._values}
         self._sizes = torch.stack([value.square().sum() for value in self._values.values()])
@@ -50,6 +75,8 @@ class Sampled(ByEntries):
             return value.flatten(1)[:, places]
         if value.rows:
             return value.dense().flatten(1)[:, places]
+        if name in self._blocks:
+            return self._blocks[name].of(value)
         down, across = places // self._widths[name], places % self._widths[name]
         rows, columns = (across, down) if value.flipped else (down, across)
         return (value.deltas.index_select(2, rows) * value.inputs.index_select(2, columns)).sum(1)
@@ -60,7 +87,19 @@ def sampled(objective: Objective, update: Update) -> Objective:
     return Sampled(update, objective.judged, 2 * SAMPLE) if isinstance(objective, ByProducts) else objective
 
 
-def _sampled(value: Tensor, most: int, rng: Rng) -> Tensor:
-    """Where entries were sent: all, or as many as are compared."""
-    sent = value.flatten().nonzero()[:, 0]
+def _sampled(sent: Tensor, most: int, rng: Rng) -> Tensor:
+    """All, or as many as are compared."""
     return sent if len(sent) <= most else sent[rng.permutation(len(sent))[:most]]
+
+
+def _block(value: Tensor, most: int) -> _Block | None:
+    """Where the most was sent of a matrix; none if that is too little."""
+    if value.ndim != 2 or min(value.shape) < SIDE:
+        return None
+    sent = value != 0
+    rows = sent.sum(1).topk(SIDE).indices.sort().values
+    columns = sent[rows].sum(0).topk(SIDE).indices.sort().values
+    inside = _sampled(sent[rows][:, columns].flatten().nonzero()[:, 0], most, Rng(0) / "block")
+    if len(inside) < min(most, int(sent.sum())):
+        return None
+    return _Block(rows, columns, inside, rows[inside // SIDE] * value.shape[1] + columns[inside % SIDE])
