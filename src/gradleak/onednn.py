@@ -9,6 +9,9 @@ from torch import Tensor
 LARGE, ROWS = 2**20, 4
 """Entries of a matrix, and rows multiplied with it, from which this product is the faster one."""
 
+TURNED = range(8, 128)
+"""Rows from and up to which it is faster still to multiply the matrix with them, and turn what comes of it."""
+
 
 def large(rows: Tensor, matrix: Tensor) -> bool:
     """Whether `product` takes these, and pays."""
@@ -24,5 +27,19 @@ def _there() -> bool:
 
 def product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """rows matrix^T + bias; outside any graph."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), matrix, bias, "none", [], "")
+    rows = rows.contiguous()
+    if not matrix.is_contiguous() or rows.numel() // rows.shape[-1] not in TURNED:
+        return _linear(rows, matrix, bias)
+    turned = _linear(matrix, rows.view(-1, rows.shape[-1])).mT
+    found = rows.new_empty(*rows.shape[:-1], len(matrix))  # as it should lie: sums keep the order of what they add
+    into = found.view(turned.shape)
+    if bias is None:
+        into.copy_(turned)
+    else:
+        torch.add(turned, bias, out=into)
+    return found
+
+
+def _linear(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias, "none", [], "")
     return found

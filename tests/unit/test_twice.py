@@ -29,6 +29,23 @@ def test_large_layers_have_the_same_value_slope_and_bend(monkeypatch) -> None:
     assert all(torch.allclose(one, other, atol=1e-4, rtol=1e-4) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.skipif(not onednn._there(), reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize("rows", [(1, 3), (2, 5), (128,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_the_same_whichever_is_multiplied_with_which(monkeypatch, rows: tuple[int, ...], bias) -> None:
+    """Too few rows, some, and too many to turn: what comes of it lies as torch's own does."""
+    x, weight, extra = (each.float() for each in made(x=(*rows, 40), weight=(50, 40), extra=(50,)))
+    calls, plain = [], onednn._linear
+    monkeypatch.setattr(onednn, "_linear", lambda *given: calls.append(given[0] is weight) or plain(*given))
+    for each in (x, x.transpose(0, -2)):
+        found = onednn.product(each, weight, extra if bias else None)
+        expected = F.linear(each, weight, extra if bias else None)
+        assert torch.allclose(found, expected, atol=1e-4) and found.is_contiguous()
+    turned = onednn.product(x, weight.mT.contiguous().mT)
+    assert torch.allclose(turned, F.linear(x, weight), atol=1e-4)
+    assert calls == [rows == (2, 5)] * 2 + [False]
+
+
 def test_large_layers_that_are_trained_have_the_same_gradients(monkeypatch) -> None:
     x, *values = (each.float() for each in made(x=(7, 40), a=(50, 40), b=(50,), c=(30, 50), d=(30,)))
     found = []
