@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradleak.attacks.exact import crowd, likely, settling
+from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.judge import Company, Judge
 from gradleak.rng import Rng
@@ -53,6 +54,17 @@ def test_a_changed_sentence_is_judged_as_the_whole_batch_would_be(scene):
     rivals = [(*one[:2], 7, *one[3:]), (*one[:2], 9, *one[3:]), (*one[:2], *one[3:]), (*one[:2], 9, *one[2:])]
     alone, whole = judge.instead(company, 0, rivals), judge.companies([company.but(0, each) for each in rivals])
     assert alone == pytest.approx(whole, rel=1e-3) and max(whole) < judge.companies([company])[0]
+
+
+def test_what_reaches_early_layers_tells_words_orders_and_company(scene):
+    """Without labels, and without a replay: the truth explains more than any sentence near it."""
+    here = scene("noise(relative=0.3)")
+    search, (one, other) = likely.hearings(entrance(here.seen), Rng(1))[-1], truths(here)
+    echo = Echo(search, crowd.gathered(search, 2), len(one) + len(other), Rng(2))
+    swapped, crossed = (*one[:1], *one[2:0:-1], *one[3:]), one[:2] + other[2:3] + one[3:]
+    rivals = [one, swapped, crossed, (*one[:2], *one[3:]), (*one[:2], 7, *one[2:])]
+    scores = echo.instead(Company((one, other), None), 0, rivals)
+    assert max(scores) == scores[0] == pytest.approx(echo.companies([Company((one, other), None)])[0], rel=1e-5)
 
 
 def test_ties_part_the_words(scene):

@@ -85,7 +85,7 @@ def test_only_entries_that_were_sent_are_compared(scene, defense):
     label = int(here.secret.labels[0])
     wrong = (*truth[:2], truth[3], truth[2], *truth[4:])
     right, other = judge([truth, wrong], label)
-    assert right > 3 * other
+    assert right > 3 * other and judge.entire(right) and not judge.entire(other)
 
 
 def low(rank: int) -> torch.Tensor:

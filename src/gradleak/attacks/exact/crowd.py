@@ -6,14 +6,16 @@ which stood in one sentence. From there the whole update decides, replayed with 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
+from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.judge import Company, Judge
+from gradleak.attacks.exact.judge import MANY, Company, Judge
 from gradleak.attacks.exact.likely import Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, seating
@@ -33,26 +35,29 @@ HEARD = 1.15
 STARTS, WAYS = 24, 6
 """Random ways to part the words among the sentences, each then improved; so many of them, best first, are replayed."""
 
+LABELLINGS = 64
+"""Ways to label a batch up to which all are tried."""
+
 
 def read(door: Entrance, count: int, rng: Rng) -> Reading:
     """All sentences of a batch; nothing of it is proven."""
     judge, search = Judge(door), hearings(door, rng)[-1]
     pool = gathered(search, count)
-    starts = [start for lengths in _lengths(search, pool, count)
-              for start in begun(door, search, judge, pool, lengths, rng)]
-    company, score = Settling(search, judge, likeliest(judge, starts)[0], pool).settled(rng)
+    lengths = _lengths(search, pool, count)
+    starts = [Company(way, None) for each in lengths for way in begun(door, search, pool, each, rng)]
+    echo = Echo(search, pool, max(map(sum, lengths)), rng / "echo")
+    guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo")
+    company, score = Settling(search, judge, _labelled(door, judge, guided), pool, echo).settled(rng)
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
 
 
 def begun(
-    door: Entrance, search: Search, judge: Judge, pool: Tensor, lengths: Sequence[int], rng: Rng,
-) -> list[Company]:
+    door: Entrance, search: Search, pool: Tensor, lengths: Sequence[int], rng: Rng,
+) -> list[tuple[Sentence, ...]]:
     """Sentences of such lengths, by the first layers alone: the ways to part the words that are tied best."""
     seated, _ = seating(search, pool, lengths).best()
-    labels = None if door.seen.next_word else (0,) * len(lengths)
-    ways = [Company(sentences, labels) for sentences in parted(door, search, seated, lengths, rng)]
-    return [_labelled(door, judge, way) for way in ways[:WAYS]]
+    return parted(door, search, seated, lengths, rng)[:WAYS]
 
 
 def gathered(search: Search, count: int) -> Tensor:
@@ -146,12 +151,17 @@ def _improved(
 
 
 def _labelled(door: Entrance, judge: Judge, company: Company) -> Company:
-    """With the labels that are likeliest: told ones, each sentence's in turn otherwise."""
-    if company.labels is None:
+    """With the labels that are likeliest: told ones, otherwise of all, or where these are many, one changed."""
+    if door.seen.next_word:
         return company
+    company = replace(company, labels=(0,) * len(company.sentences))
     told, lengths = (door.seen.facts.get(know) for know in (Know.LABELS, Know.LENGTHS))
     if isinstance(told, Tensor):
         company = replace(company, labels=tuple(told.flatten().tolist()))
         if isinstance(lengths, Tensor):  # then the two go together
             return company
-    return likeliest(judge, list(relabelled(door, company)))[0]
+    classes = range(min(door.seen.classes, MANY))
+    if isinstance(told, Tensor) or len(classes) ** len(company.sentences) > LABELLINGS:
+        return likeliest(judge, list(relabelled(door, company)))[0]
+    every = product(classes, repeat=len(company.sentences))
+    return likeliest(judge, [replace(company, labels=labels) for labels in every])[0]

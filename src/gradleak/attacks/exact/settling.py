@@ -1,14 +1,16 @@
 """A batch of sentences changed, one thing at a time, while the whole update is likelier so."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, permutations
+from typing import Protocol
 
 from torch import Tensor
 
 from gradleak.attacks.exact.arrange import reordered
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.judge import MANY, Company, Judge
+from gradleak.attacks.exact.judge import MANY, Company
 from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed
 from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.exact.seating import seating
@@ -37,11 +39,31 @@ Tried = dict[tuple[int, Sentence], float]
 """How likely the batch is with another sentence in one's place."""
 
 
-class Settling:
-    """The batch as it stands, and how likely the update is given it. `pool` are the words that were heard."""
+SCREENED = 48
+"""Rivals for a sentence's place that are judged in a round where there is a screen."""
 
-    def __init__(self, search: Search, judge: Judge, company: Company, pool: Tensor) -> None:
-        self.search, self.judge, self.company, self.pool = search, judge, company, pool
+
+class Judging(Protocol):
+    """Says how likely companies are."""
+
+    def companies(self, many: Sequence[Company]) -> list[float]: ...
+
+    def instead(self, company: Company, which: int, rivals: Sequence[Sentence]) -> list[float]: ...
+
+    def slopes(self, company: Company) -> Tensor: ...
+
+    def entire(self, score: float) -> bool: ...
+
+
+class Settling:
+    """The batch as it stands, and how likely the update is given it. `pool` are the words that were heard; a `screen`,
+    which judges cheaply, chooses which rivals are judged at all."""
+
+    def __init__(
+        self, search: Search, judge: Judging, company: Company, pool: Tensor, screen: Judging | None = None,
+    ) -> None:
+        self.search, self.judge, self.company, self.pool, self.screen = search, judge, company, pool, screen
+        self._anew: dict[tuple[tuple[Sentence, ...], int], list[Sentence]] = {}
         (self.now,) = judge.companies([company])
 
     def settled(self, rng: Rng) -> tuple[Company, float]:
@@ -85,14 +107,25 @@ class Settling:
 
     def _instead(self, company: Company, which: int, rivals: list[Sentence]) -> list[float]:
         """The likeliest of rivals for a sentence's place is taken if it helps; how likely each is."""
-        scores = self.judge.instead(company, which, rivals)
+        scores = self._judged(company, which, rivals)
         score, rival = max(zip(scores, rivals, strict=True), default=(self.now, ()))
         self._take(company.but(which, rival), score)
         return scores
 
+    def _judged(self, company: Company, which: int, rivals: list[Sentence]) -> list[float]:
+        """How likely rivals are; those that the screen passes over not at all."""
+        if self.screen is None or len(rivals) <= SCREENED:
+            return self.judge.instead(company, which, rivals)
+        promise = self.screen.instead(company, which, rivals)
+        passed = sorted(range(len(rivals)), key=lambda n: -promise[n])[:SCREENED]
+        scores = [-math.inf] * len(rivals)
+        for n, score in zip(passed, self.judge.instead(company, which, [rivals[n] for n in passed]), strict=True):
+            scores[n] = score
+        return scores
+
     def _reword(self, which: int, slope: Tensor, most: int | None, rng: Rng) -> None:
         """A sentence with a word, its order (`most` of them), or several words changed at once."""
-        company, words = self.company, self.judge.door.vocabulary
+        company, words = self.company, self.search.door.vocabulary
         sentence, now = company.sentences[which], self.now
         inside = range(len(words.opening), len(sentence) - len(words.closing))
         singles = list(dict.fromkeys((place, token) for place in inside for token in self._steepest(slope[place])
@@ -114,7 +147,10 @@ class Settling:
     def _renew(self) -> None:
         """Every sentence in turn written anew, with its label or another."""
         for which in range(len(self.company.sentences)):
-            rivals = anew(self.search, self.company, which, self.pool)
+            others = self.company.but(which, ()).sentences, len(self.company.sentences[which])
+            if others not in self._anew:
+                self._anew[others] = anew(self.search, self.company, which, self.pool)
+            rivals = self._anew[others]
             for other in list(relabelled(self.search.door, self.company, which)):
                 self._instead(other, which, rivals)
 
@@ -130,7 +166,7 @@ class Settling:
         return tried
 
 
-def likeliest(judge: Judge, companies: list[Company]) -> tuple[Company, float]:
+def likeliest(judge: Judging, companies: list[Company]) -> tuple[Company, float]:
     scores = judge.companies(companies)
     top = max(range(len(scores)), key=lambda n: scores[n])
     return companies[top], scores[top]
