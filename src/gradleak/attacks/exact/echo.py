@@ -78,7 +78,7 @@ class Echo:
         for number, floor in enumerate(self.floors):
             known = [self._rows[sentence][number] for sentence in others]
             rows = torch.nn.utils.rnn.pad_sequence([self._rows[rival][number] for rival in rivals], batch_first=True)
-            total += (_explained(floor.energy, known, rows) - floor.edge * counts) / 2
+            total += (_explained(floor.energy, known, rows).cpu() - floor.edge * counts) / 2
         return total.tolist()
 
     def slopes(self, company: Company) -> Tensor:
@@ -155,6 +155,6 @@ def _explained(energy: Tensor, known: Sequence[Tensor], rows: Tensor) -> Tensor:
         base = float((axes @ energy * axes).sum())
         rows = rows - (rows @ axes.mT) @ axes
     gram, seen = rows @ rows.mT, (rows @ energy) @ rows.mT
-    ridge = RIDGE * gram.diagonal(dim1=1, dim2=2).mean() * torch.eye(rows.shape[1])
+    ridge = RIDGE * gram.diagonal(dim1=1, dim2=2).mean() * torch.eye(rows.shape[1]).to(gram)
     shares: Tensor = torch.linalg.solve(gram + ridge, seen)
     return base + shares.diagonal(dim1=1, dim2=2).sum(1).double()
