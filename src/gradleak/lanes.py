@@ -27,7 +27,7 @@ SHAKE, MORE = 1e-6, 4.0
 
 TURN = 0.02
 """The cosine distance from a client's local steps up to which one gradient may stand for them while searching. Small
-steps, rounded to float32, are about a tenth of it away; answers are judged by the steps themselves."""
+steps, rounded to float32, are about a tenth of it away; what is reported is replayed step by step."""
 
 
 class Lanes:
