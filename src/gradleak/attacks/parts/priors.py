@@ -56,17 +56,12 @@ def registered(images: Tensor, onto: Tensor) -> Tensor:
                         for image, place in zip(images, places.tolist(), strict=True)])
 
 
-CROWD = 4
-"""Examples from which on a batch's statistics count in full: those of one image are its own, not the data's."""
-
-
 @dataclass(frozen=True)
 class Moment:
     """How far the batch's mean and variance at every BatchNorm are from those of the data the model was trained on.
 
-    By default in units of the latter, averaged over layers, and counting less where examples are few; `published` sums
-    the lengths of the differences, the first two layers weighed more. Layers without statistics, or with those of a
-    model never trained, say nothing.
+    By default in units of the latter, averaged over layers; `published` sums the lengths of the differences, the first
+    two layers weighed more. Layers without statistics, or with those of a model never trained, say nothing.
     """
 
     published: bool = False
@@ -80,7 +75,7 @@ class Moment:
         gaps = [self._of(number, moments(one.x), by) for number, (one, by) in enumerate(self.compared(met, known))]
         if not gaps:
             return torch.zeros((), dtype=like.dtype, device=like.device)
-        return torch.stack(gaps).sum() if self.published else torch.stack(gaps).mean() * min(1.0, len(met[0].x) / CROWD)
+        return torch.stack(gaps).sum() if self.published else torch.stack(gaps).mean()
 
     def _of(self, number: int, here: Moments, by: Moments) -> Tensor:
         mean, variance = here.mean - by.mean, here.variance - by.variance
