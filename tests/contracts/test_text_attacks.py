@@ -199,7 +199,7 @@ def ways(attack: Attack, seen: Observation) -> str:
 
 @pytest.mark.parametrize(("client", "fast"), [
     ("one_step(mode=eval)", True), ("one_step(mode=train)", True),
-    ("local_steps(steps=2, rate=0.05, mode=eval)", False), ("local_steps(steps=1, mode=eval)", False),
+    ("local_steps(steps=2, rate=0.05, mode=eval)", False), ("local_steps(steps=1, mode=eval)", True),
     ("per_sample(mode=eval)", False), ("per_sample(mode=train)", False)])
 def test_every_client_can_be_faced(scene, attack: Attack, client: str, fast: bool) -> None:
     seen = scene(count=2, client=client).seen

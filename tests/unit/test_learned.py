@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gradleak import registry
+from gradleak.attacks.learned import ridge
 from gradleak.attacks.learned.examples import Pictures
 from gradleak.attacks.learned.hashing import bins, hashed, signs
 from gradleak.attacks.learned.penalties import GROWTHS, LeftOut, chosen, grown, noise, solved
@@ -194,6 +195,24 @@ def test_ridge_reads_through_defenses_it_knows(play) -> None:
     assert whole > 14
     assert answer(play, "ridge_inverter(relabel=false)", "sign") < whole
     assert answer(play, "ridge_inverter(features=60)", "sign") < whole
+
+
+def test_a_block_that_hardly_ever_differs_is_left_out(play, monkeypatch) -> None:
+    """Its power in the sample that chooses penalties says nothing of its power elsewhere."""
+    monkeypatch.setattr(ridge, "SAMPLE", 50)
+    regression = ridge.Ridge().open(play(task=DIGITS, who="informed+public_data").seen, Rng(0))
+    sent, x = regression._stack(torch.arange(100))
+
+    def factors() -> torch.Tensor:
+        return regression._scaled((sent, x), sent[:5], False, ridge.STRONG, Rng(0)).scales.factors(100)
+
+    told = int(factors().argmax())
+    assert float(factors()[told]) > 0
+    block, whole = regression._slices(sent.shape[1])[told], sent.clone()
+    sent[:, block] *= torch.arange(100)[:, None] == 70  # one example shows it
+    assert float(factors()[told]) == 0 < float(factors().max())
+    sent[:, block] = 1 + 1e-6 * whole[:, block] / whole[:, block].abs().max()  # all show it, hardly differently
+    assert float(factors()[told]) == 0 < float(factors().max())
 
 
 def test_a_search_can_start_from_the_closed_form(play) -> None:

@@ -22,6 +22,11 @@ from gradleak.types import Attack, Batch, Guess, Know, Observation
 SAMPLE, MORE, HELD, HEARD = 600, 1400, 300, 32
 """Examples that choose penalties; from which the chosen are tried; held out; that tell how loud a defense is."""
 
+SHOWN, STEADY = 0.02, 1e-8
+"""The share of examples that must carry a block's power, and the share of its power that must vary. How strong a block
+is that pruning hardly ever leaves anything of, or that a sure model always sends alike, cannot be told: scaled by what
+a sample shows, the first example to differ would outweigh all others."""
+
 WEAK, STRONG = -3.0, 1.0
 """Where the penalties' logarithms begin. Features that few examples show are worth more the more examples there are."""
 
@@ -158,7 +163,9 @@ class Regression:
             sent, drawn = _and_unit(sent), _and_unit(drawn)
         slices = self._slices(sent.shape[1])
         heard = noise(sent[: len(drawn)], drawn, slices)
-        centre, mean, gain = sent.mean(0), x.mean(0), _spread(heard.gain, slices)
+        centre, mean = sent.mean(0), x.mean(0)
+        telling = torch.stack([_telling(sent[:, part], centre[part]) for part in slices])
+        gain = _spread(heard.gain * telling, slices)
         scales = chosen((sent[:SAMPLE] - centre) * gain, x[:SAMPLE] - mean, slices, heard, len(self.pictures), begin,
                         rng / "sketch")
         return Way(centre, mean, gain, scales)
@@ -184,6 +191,13 @@ class Regression:
         sent = self.blocks({name: value[None] for name, value in self.seen.update.items()})
         x = self._read(state, sent).reshape(len(self.labels), *self.seen.shape)
         return Guess(Batch(x, self.labels), x, notes={"expected_mse": float(state["error"])})
+
+
+def _telling(rows: Tensor, centre: Tensor) -> Tensor:
+    """Whether enough examples show a block, and show it differently."""
+    power = (rows - centre).square().sum(1)
+    carried = power.sum().square() >= SHOWN * len(rows) * power.square().sum()
+    return carried & (power.sum() > STEADY * rows.square().sum())
 
 
 def _and_unit(rows: Tensor) -> Tensor:
