@@ -130,7 +130,11 @@ def plot(lines: dict[str, list[tuple[float, list[Read]]]], across: str, to: str)
         for label, points in lines.items():
             one.plot([x for x, _ in points], [mean(getattr(r, name) for r in found) for _, found in points], "o-",
                      label=label)
-        one.set(xlabel=across, ylabel=said, xscale="log" if points[0][0] > 1 else "linear")
+        one.set(xlabel=across, ylabel=said)
+        if points[0][0] > 1:  # numbers of images
+            one.set_xscale("log")
+            one.set_xticks([x for x, _ in points], [f"{x:,.0f}" for x, _ in points])
+            one.minorticks_off()
         one.grid(alpha=0.3)
     axes[0].legend(fontsize=7)
     figure.savefig(to, dpi=110)
