@@ -12,11 +12,11 @@ from torch import Tensor
 from gradleak.attacks.exact.completion import pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.reading import Sentence
-from gradleak.attacks.parts.objectives import NEGLIGIBLE, ByProducts, Objective
+from gradleak.attacks.parts.objectives import ByProducts, Objective, cosines
 from gradleak.attacks.parts.sampled import SAMPLE, Sampled
 from gradleak.attacks.scoring import Scoring
 from gradleak.calculus import undefended
-from gradleak.factored import TINY, Reference
+from gradleak.factored import Reference
 from gradleak.lanes import Lanes
 from gradleak.products import Products
 from gradleak.types import NO_LABEL, Know, Update, following
@@ -155,8 +155,6 @@ def _first(extra: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unlikely(sent: Tensor, found: Products) -> Tensor:
-    there = found.sizes > NEGLIGIBLE * found.sizes.sum()
-    lengths = found.squares[:, there].clamp_min(TINY).sqrt() * found.sizes[there].sqrt()
-    cosines = (found.dots[:, there] / lengths).double()
-    likely = torch.log1p(-cosines.clamp(0, 1).square().clamp_max(1 - 1e-12))
+    angles, there = cosines(found)
+    likely = torch.log1p(-angles.double().clamp(0, 1).square().clamp_max(1 - 1e-12))
     return (sent[there] * likely).sum(1) / 2

@@ -56,10 +56,15 @@ def _cosine(found: Products) -> Tensor:
     return 1 - found.dots.sum(1) / (found.squares.sum(1).clamp_min(TINY) * found.sizes.sum()).sqrt()
 
 
-def _layer_cosine(found: Products) -> Tensor:
+def cosines(found: Products) -> tuple[Tensor, Tensor]:
+    """Of each parameter that has a direction; and which these are."""
     told = found.sizes > NEGLIGIBLE * found.sizes.sum()  # chosen first: a layer of zeros has a cosine of no slope
     lengths = found.squares[:, told].clamp_min(TINY).sqrt() * found.sizes[told].sqrt()
-    return 1 - (found.dots[:, told] / lengths).mean(1)
+    return found.dots[:, told] / lengths, told
+
+
+def _layer_cosine(found: Products) -> Tensor:
+    return 1 - cosines(found)[0].mean(1)
 
 
 def _norms(found: Products) -> Tensor:
