@@ -1,7 +1,7 @@
 """Learned inversion of images on lenet, CIFAR-10: beside LTI's Table 1, and what each part of it is worth.
 
 `data/cifar10.npz` holds x_train, y_train, x_test, y_test; --data names another file. Fits are kept in a folder that is
-thrown away. Labels are always inferred.
+thrown away, or with --keep in one that is not. Labels are always inferred.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def _lpips(found: torch.Tensor, truth: torch.Tensor) -> list[float]:
 
 def row(options: argparse.Namespace, attack: str, name: str) -> list[Read]:
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["GRADLEAK_CACHE"] = folder
+        os.environ["GRADLEAK_CACHE"] = options.keep or folder
         found = list(attacked(options, attack, DEFENSES.get(name, name)))
     seconds = [each.seconds for each in found]
     slow = sorted(seconds, reverse=True)[: len({each.label for each in found})]
@@ -154,6 +154,7 @@ def main() -> None:
     given.add_argument("--batch", type=int, default=1)
     given.add_argument("--model", default="lenet")
     given.add_argument("--data", default=str(CIFAR))
+    given.add_argument("--keep", help="a folder for fits, so that one that was stopped goes on")
     given.add_argument("--threads", type=int, default=1, help="an audit gives each cell one")
     options = given.parse_args()
     torch.set_num_threads(options.threads)

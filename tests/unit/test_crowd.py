@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from gradleak.attacks.exact import crowd, likely, settling
+from gradleak.attacks.exact.arrange import explained
 from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.judge import Company, Judge
+from gradleak.attacks.exact.seating import replaced
 from gradleak.rng import Rng
 from gradleak.types import NOTHING
 
@@ -43,7 +45,7 @@ def test_what_is_told_is_used(scene):
 
 def test_the_words_are_found_before_their_places(scene):
     here = scene("noise(relative=0.3)")
-    pool = crowd.gathered(likely.hearings(entrance(here.seen), Rng(1))[-1], 2)
+    pool, _ = crowd.gathered(likely.hearings(entrance(here.seen), Rng(1))[-1], 2)
     assert {token for sentence in truths(here) for token in sentence[1:-1]} <= set(pool.tolist())
 
 
@@ -60,11 +62,48 @@ def test_what_reaches_early_layers_tells_words_orders_and_company(scene):
     """Without labels, and without a replay: the truth explains more than any sentence near it."""
     here = scene("noise(relative=0.3)")
     search, (one, other) = likely.hearings(entrance(here.seen), Rng(1))[-1], truths(here)
-    echo = Echo(search, crowd.gathered(search, 2), len(one) + len(other), Rng(2))
+    echo = Echo(search, crowd.gathered(search, 2)[0], len(one) + len(other), Rng(2))
     swapped, crossed = (*one[:1], *one[2:0:-1], *one[3:]), one[:2] + other[2:3] + one[3:]
     rivals = [one, swapped, crossed, (*one[:2], *one[3:]), (*one[:2], 7, *one[2:])]
     scores = echo.instead(Company((one, other), None), 0, rivals)
     assert max(scores) == scores[0] == pytest.approx(echo.companies([Company((one, other), None)])[0], rel=1e-5)
+
+
+def test_words_are_at_an_end_where_they_add_no_more_than_absent_ones(scene, monkeypatch):
+    """Signs make energy everywhere: beside noise alone, hundreds of words would seem to be there."""
+    monkeypatch.setattr(crowd, "LONGEST", 12)  # a tiny model has few places: half of them must tell of absent words
+    here = scene("sign")
+    search = likely.hearings(entrance(here.seen), Rng(1), crowd.LONGEST)[-1]
+    pool, seat = crowd.gathered(search, 2)
+    words = {token for sentence in truths(here) for token in sentence[1:-1]}
+    assert len(pool) <= len(words) + 2 * crowd.SPARE and len(words & set(pool.tolist())) >= 0.8 * len(words)
+    assert seat > crowd.HEARD * search.heard.level
+    assert max(search.ends(settling.ENDS)) <= crowd.LONGEST
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["all different", "one chosen twice"])
+def test_exchanges_are_judged_without_solving_anew(twice: bool) -> None:
+    stream = Rng(3)
+    vectors = stream.normal((20, 30), torch.zeros(())).double() + 0.3
+    energy = torch.linalg.inv(vectors.mT @ vectors + torch.eye(30))
+    chosen = torch.tensor([*range(7), 6 if twice else 7])
+    seats, there, back = torch.tensor([[1, 2], [0, 5], [4, 6]]), [10, 5, 12], [11, 0, 13]
+    found = replaced(energy, vectors[chosen], seats, (vectors[there], vectors[back]))
+    for value, (a, b), one, other in zip(found, seats.tolist(), there, back, strict=True):
+        after = chosen.clone()
+        after[a], after[b] = one, other
+        assert float(value) == pytest.approx(explained(energy, vectors[torch.unique(after)]), rel=1e-5)
+
+
+def test_a_sentence_is_read_again_out_of_what_the_others_leave(scene):
+    here = scene("prune(keep=0.3)")
+    door, (one, other), labels = entrance(here.seen), truths(here), tuple(here.secret.labels.tolist())
+    judge, wrong = Judge(door), Company((one, (*other[:2], *other[3:1:-1], 9, *other[-1:])), labels)
+    (score,) = judge.companies([wrong])
+    found = crowd.reread(door, judge, wrong, score, Rng(1))
+    assert judge.gaps and not judge.entire(score) and found == Company((one, other), labels)
+    assert judge.entire(judge.companies([found])[0])
+    assert crowd.reread(door, judge, found, judge.companies([found])[0], Rng(1)) is None
 
 
 def test_ties_part_the_words(scene):
@@ -109,7 +148,7 @@ def test_a_lost_sentence_is_written_anew_with_its_length_and_label(scene) -> Non
     judge, search = Judge(door), likely.hearings(door, Rng(1))[-1]
     labels = tuple(here.secret.labels.tolist())
     lost = Company((one, (other[0], one[1], other[-1])), (labels[0], 1 - labels[1]))
-    pool = crowd.gathered(search, 2)
+    pool, _ = crowd.gathered(search, 2)
     (rival,) = [each for each in settling.anew(search, lost, 1, pool) if len(each) == len(other)]
     assert sum(a == b for a, b in zip(rival, other, strict=True)) >= len(other) - 2
     found, _ = settling.Settling(search, judge, lost, pool).settled(Rng(0))

@@ -16,8 +16,9 @@ EMPTY = 0.3
 DISTINCT = 0.5
 """Entries sent as computed are nearly all different: zeros among fewer values than that are rounded, not left out."""
 
-RANKS = (2, 4, 6, 9, 13, 18, 25, 35)
-"""Numbers of dimensions tried, until one more does not help to foretell entries held out."""
+RANKS, IDLE = (2, 4, 6, 9, 13, 18, 25, 35), 2
+"""Numbers of dimensions tried, until so many in a row do not help to foretell entries held out: one alone may only have
+ended badly."""
 
 HELD_OUT = 0.05
 RIDGE = 0.1
@@ -42,12 +43,14 @@ def completed(parts: Sequence[Tensor], rng: Rng) -> tuple[list[Tensor], float]:
     kept = sent * (rng.uniform(stack.shape, stack) >= HELD_OUT)
     out = sent - kept
     size = float((out * stack).norm().clamp_min(1e-30))
-    chosen, error = RANKS[0], 1.0
+    chosen, error, idle = RANKS[0], 1.0, 0
     for rank in (each for each in RANKS if each < min(stack.shape)):
         found = float((out * (_fitted(stack, kept, rank, TRIED) - stack)).norm()) / size
-        if found >= error:
+        idle = idle + 1 if found >= error else 0
+        if idle == IDLE:
             break
-        chosen, error = rank, found
+        if not idle:
+            chosen, error = rank, found
     whole = _fitted(stack, sent, chosen, FINAL).double()
     return list(torch.split(whole, [len(part) for part in parts])), error
 

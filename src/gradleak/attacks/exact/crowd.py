@@ -12,6 +12,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from gradleak.attacks.exact import likely
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
 from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import Entrance
@@ -21,7 +22,7 @@ from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, seating
 from gradleak.attacks.exact.settling import ENDS, Settling, likeliest, relabelled
 from gradleak.rng import Rng
-from gradleak.types import Know
+from gradleak.types import Facts, Know
 
 LONGEST = 48
 """Places looked at where lengths are not told."""
@@ -30,7 +31,11 @@ GUESSES = 3
 """Sets of lengths from which sentences are begun; the whole update tells which of them is right."""
 
 HEARD = 1.15
-"""A word adds so much more energy than a direction with nothing in it, or the words are at an end."""
+"""How much more energy than noise has in a direction the best of many words adds where none stood: only for models
+without any place that surely none stood in."""
+
+SPARE = 8
+"""Words are at an end when so many in a row add no more than words do where none stood; they are kept, too."""
 
 STARTS, WAYS = 24, 6
 """Random ways to part the words among the sentences, each then improved; so many of them, best first, are replayed."""
@@ -41,13 +46,15 @@ LABELLINGS = 64
 
 def read(door: Entrance, count: int, rng: Rng) -> Reading:
     """All sentences of a batch; nothing of it is proven."""
-    judge, search = Judge(door), hearings(door, rng)[-1]
-    pool = gathered(search, count)
-    lengths = _lengths(search, pool, count)
+    judge, search = Judge(door), hearings(door, rng, LONGEST)[-1]
+    pool, seat = gathered(search, count)
+    lengths = _lengths(search, pool, seat, count)
     starts = [Company(way, None) for each in lengths for way in begun(door, search, pool, each, rng)]
     echo = Echo(search, pool, max(map(sum, lengths)), rng / "echo")
     guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo")
     company, score = Settling(search, judge, _labelled(door, judge, guided), pool, echo).settled(rng)
+    while judge.gaps and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
+        company, score = Settling(search, judge, other, pool, echo).settled(rng)
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
 
@@ -60,29 +67,35 @@ def begun(
     return parted(door, search, seated, lengths, rng)[:WAYS]
 
 
-def gathered(search: Search, count: int) -> Tensor:
-    """The words of all sentences: one after the other the one that adds the most energy, wherever it stands, until what
-    is added is no more than noise has everywhere."""
-    places = min(LONGEST, search.door.places)
-    shortlist = search.listed(range(len(search.opening), places), max(1, search.heard.rank))
-    known = [search.door.atoms.vectors(torch.tensor(search.opening), torch.arange(len(search.opening)))]
+def gathered(search: Search, count: int) -> tuple[Tensor, float]:
+    """The words of all sentences: one after the other the one that adds the most energy, wherever it stands, until
+    several add no more than the best word does in places that no sentence reaches; and how much that is. What noise,
+    rounding or gaps make of words that stood elsewhere is so told from words, whatever it looks like."""
+    rank, places = max(1, search.heard.rank), min(LONGEST, search.door.places)
+    beyond = range(places, min(2 * places, search.door.places))
+    listed, absent = (search.listed(at, rank) if at else None for at in (range(len(search.opening), places), beyond))
+    assert listed is not None
+    known = search.door.atoms.vectors(torch.tensor(search.opening), torch.arange(len(search.opening)))
     found: dict[int, None] = {}
+    seat, idle = HEARD * search.heard.level, 0
     for _ in range(min(count * max(search.ends(ENDS)), search.door.atoms.width // 2)):
-        gains = shortlist.gains(torch.cat(known))
+        gains = listed.gains(known)
         pick = int(gains.argmax())
-        if float(gains[pick]) < HEARD * search.heard.level:
+        seat = seat if absent is None else float(absent.gains(known).max())
+        idle = 0 if float(gains[pick]) > seat else idle + 1
+        known = torch.cat([known, listed.vectors[pick : pick + 1]])
+        found[int(listed.tokens[pick])] = None
+        if idle == SPARE:
             break
-        known.append(shortlist.vectors[pick : pick + 1])
-        found[int(shortlist.tokens[pick])] = None
-    return torch.tensor(sorted(set(found) - set(search.closing)), dtype=torch.long)
+    return torch.tensor(sorted(set(found) - set(search.closing)), dtype=torch.long), seat
 
 
-def _lengths(search: Search, pool: Tensor, count: int) -> list[tuple[int, ...]]:
-    """As told; or of the likely ends those with which the words explain the most, beyond what any further seat would:
+def _lengths(search: Search, pool: Tensor, seat: float, count: int) -> list[tuple[int, ...]]:
+    """As told; or of the likely ends those with which the words explain the most, beyond what any further `seat` would:
     begun with the likeliest, changed one by one; the best few that were tried."""
     if isinstance(search.told, Tensor):
         return [tuple(search.told.flatten().tolist())]
-    ends, seat = search.ends(ENDS), HEARD * search.heard.level
+    ends = search.ends(ENDS)
     tried: dict[tuple[int, ...], float] = {}
 
     def worth(lengths: tuple[int, ...]) -> float:
@@ -97,6 +110,26 @@ def _lengths(search: Search, pool: Tensor, count: int) -> list[tuple[int, ...]]:
         if worth(best) <= worth(now):
             return sorted(tried, key=worth, reverse=True)[:GUESSES]
         now = best
+
+
+def reread(door: Entrance, judge: Judge, company: Company, score: float, rng: Rng) -> Company | None:
+    """The batch with one sentence read again, out of what the others leave of the update, if that explains more. Where
+    entries were left out the truth leaves nothing, so it is known when there is reason to."""
+    for which in range(len(company.sentences)):
+        reading = likely.read(_alone(door, judge, company, which), rng / which)
+        other = company.but(which, reading.sentences[0])
+        if company.labels is not None and reading.labels is not None:
+            other = replace(other, labels=(*company.labels[:which], reading.labels[0], *company.labels[which + 1 :]))
+        if judge.companies([other])[0] > score + likely.CHANCE:
+            return other
+    return None
+
+
+def _alone(door: Entrance, judge: Judge, company: Company, which: int) -> Entrance:
+    """The entries that were sent, without what all sentences but one give."""
+    n, others = len(company.sentences), judge.given(company.without(which))
+    update = {name: (sent - (n - 1) / n * others[name]) * (sent != 0) for name, sent in door.seen.update.items()}
+    return replace(door, seen=replace(door.seen, update=update, facts=Facts({Know.COUNT: 1})))
 
 
 def parted(

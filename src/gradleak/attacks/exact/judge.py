@@ -19,7 +19,7 @@ from gradleak.calculus import undefended
 from gradleak.factored import Reference
 from gradleak.lanes import Lanes
 from gradleak.products import Products
-from gradleak.types import NO_LABEL, Know, Update, following
+from gradleak.types import NO_LABEL, Batch, Know, Update, following
 
 MANY = 16
 """Classes up to which all are tried."""
@@ -40,6 +40,10 @@ class Company:
         """With another sentence in one's place."""
         return replace(self, sentences=(*self.sentences[:which], sentence, *self.sentences[which + 1 :]))
 
+    def without(self, which: int) -> "Company":
+        labels = None if self.labels is None else self.labels[:which] + self.labels[which + 1 :]
+        return Company(self.sentences[:which] + self.sentences[which + 1 :], labels)
+
 
 class Judge:
     """How much likelier the update is, given sentences, than given nothing: in nats, by replaying them.
@@ -53,7 +57,8 @@ class Judge:
         self.door = door
         counts = [(value != 0).sum() for value in door.seen.update.values()]
         self.objective: Objective = ByProducts(partial(_unlikely, torch.stack(counts)))
-        if any(pruned(value) for value in door.seen.update.values() if value.ndim > 1):
+        self.gaps = any(pruned(value) for value in door.seen.update.values() if value.ndim > 1)
+        if self.gaps:
             self.objective = sent(door.seen.update)
             counts = [count.clamp_max(SAMPLE) for count in counts]
         self.reference = Reference(door.seen.update)
@@ -63,6 +68,12 @@ class Judge:
     def __call__(self, sentences: Sequence[Sentence], label: int | None) -> list[float]:
         """Of sentences, each alone."""
         return self.companies([_alone(each, label) for each in sentences])
+
+    def given(self, company: Company) -> Update:
+        """What a client with these sentences would have sent, were it not for a defense."""
+        x, y, extra = self._together(company, max(map(len, company.sentences)))
+        with torch.no_grad():
+            return undefended(self.door.seen.replay)(Batch(x, y, extra))
 
     def entire(self, score: float) -> bool:
         """Whether hardly anything is left to explain, so that no other sentences need be tried."""

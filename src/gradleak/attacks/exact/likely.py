@@ -154,7 +154,7 @@ def _begun(searches: "list[Search]", judge: Judge) -> "tuple[Search, Sentence, i
     return search, start, label
 
 
-def hearings(door: Entrance, rng: Rng) -> "list[Search]":
+def hearings(door: Entrance, rng: Rng, longest: int | None = None) -> "list[Search]":
     """In the first layers' gradients as they were sent; and completed, where entries were left out."""
     if door.atoms.placeless:
         raise Unsuited("a word looks the same in all places of this model; here models are read whose places "
@@ -166,14 +166,14 @@ def hearings(door: Entrance, rng: Rng) -> "list[Search]":
     found = [noisy(parts)]
     if any(pruned(part) for part in parts):
         found.append(noisy(*completed(parts, rng / "held out")))
-    return [Search(door, heard) for heard in found]
+    return [Search(door, heard, longest) for heard in found]
 
 
 class Search:
-    """Sentences by the first layers alone."""
+    """Sentences by the first layers alone, none longer than `longest`."""
 
-    def __init__(self, door: Entrance, heard: Noisy) -> None:
-        self.door, self.heard = door, heard
+    def __init__(self, door: Entrance, heard: Noisy, longest: int | None = None) -> None:
+        self.door, self.heard, self.longest = door, heard, min(door.places, longest or door.places)
         self.opening, self.closing = door.vocabulary.opening, door.vocabulary.closing
         self.told = door.seen.facts.get(Know.LENGTHS)
         self._along = door.atoms.along(heard.axes[0][:, :AXES])
@@ -190,7 +190,7 @@ class Search:
         """So many lengths at which the closing tokens fit best, or where nothing closes, about as many as directions
         stand out."""
         # Noise may hide words, but hardly most of them.
-        most = min(self.door.places, 2 * self.heard.rank + 8)
+        most = min(self.longest, 2 * self.heard.rank + 8)
         possible = torch.tensor([n for n in range(most + 1) if self.possible(n)])
         axes, values = self.heard.axes
         fits = -(possible - self.heard.rank).abs().double() if not self.closing else torch.zeros(len(possible))

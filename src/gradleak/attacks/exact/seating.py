@@ -27,10 +27,7 @@ class Seating:
         places = torch.arange(max(self.seats, default=0) + 1)
         tokens, at = pool.repeat(len(places)), places.repeat_interleave(len(pool))
         self.listed = Shortlist(tokens, at, atoms.vectors(tokens, at), energy)
-        words, places = torch.tensor(frames).mT
-        self.frames = atoms.vectors(words, places)
-        self.framed = Shortlist(torch.cat([words, tokens]), torch.cat([places, at]),
-                                torch.cat([self.frames, self.listed.vectors]), energy)
+        self.frames = atoms.vectors(*torch.tensor(frames).mT)
 
     def best(self) -> tuple[list[Key], float]:
         """Tokens with their places, and the energy explained: greedily, then improved while that helps."""
@@ -71,26 +68,51 @@ class Seating:
 
     def _exchanged(self, chosen: list[int], energy: float) -> tuple[list[int], float]:
         """The best exchange of two words between places, while one helps."""
-        now, size = torch.tensor(chosen), len(self.pool)
+        now, size, vectors = torch.tensor(chosen), len(self.pool), self.listed.vectors
         one, other = torch.triu_indices(len(now), len(now), 1)
         apart = now[one] // size != now[other] // size
         one, other = one[apart], other[apart]
-        rows = torch.arange(len(one))
-        while len(rows):
-            tried = now.repeat(len(rows), 1)
-            tried[rows, one] = now[one] // size * size + now[other] % size
-            tried[rows, other] = now[other] // size * size + now[one] % size
-            totals = self._totals(tried)
+        while len(one):
+            there, back = (now[a] // size * size + now[b] % size for a, b in ((one, other), (other, one)))
+            seats = torch.stack([one, other], 1) + len(self.frames)
+            totals = replaced(self.energy, self._vectors(now.tolist()), seats, (vectors[there], vectors[back]))
             top = int(totals.argmax())
             if float(totals[top]) <= energy * (1 + BETTER):
                 break
-            now, energy = tried[top], float(totals[top])
+            now[one[top]], now[other[top]], energy = there[top], back[top], float(totals[top])
         return now.tolist(), energy
 
-    def _totals(self, tried: Tensor) -> Tensor:
-        """The energy of each choice (n x seats)."""
-        frames = torch.arange(len(self.frames)).repeat(len(tried), 1)
-        return self.framed.total(torch.cat([frames, tried + len(self.frames)], 1), RIDGE)
+
+def replaced(energy: Tensor, chosen: Tensor, seats: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """The energy in the space of chosen vectors X (n x d) after two of them, in `seats` (K x 2), were replaced by each
+    of K pairs of others (K x d each).
+
+    Nothing is solved anew: with P the inverse of X X^T and H = X E X^T, all explain tr(P H), the two that go
+    tr(inv(P_J) (P H P)_J), for J their rows and columns, and what those that come add to the rest is read off their
+    products with X in the same way (inverses of blocks).
+    """
+    n, pressed = len(chosen), chosen @ energy
+    gram, held = chosen @ chosen.mT, pressed @ chosen.mT
+    ridge = RIDGE * gram.diagonal().mean()
+    inverse = torch.linalg.inv(gram + ridge * torch.eye(n).to(gram))
+    by = inverse @ held
+    block = seats[:, :, None], seats[:, None, :]
+    left = torch.linalg.inv(inverse[block])
+    gone = left @ (by @ inverse)[block]
+    total = by.trace() - gone.diagonal(dim1=1, dim2=2).sum(1)
+
+    new = torch.stack(pairs, 1)  # K x 2 x d
+    along, across = new @ chosen.mT, new @ pressed.mT
+    shares = along @ inverse
+    rest = across @ inverse - shares @ by.mT  # energy between what is new in a vector and the chosen
+    mine = seats[:, None, :].expand(-1, 2, -1)
+    shared, resting = shares.gather(2, mine), rest.gather(2, mine)
+    fresh = new @ new.mT - along @ shares.mT + ridge * torch.eye(2).to(gram) + shared @ left @ shared.mT
+    bound = shared @ left @ resting.mT
+    inside = (new @ energy) @ new.mT - shares @ across.mT - across @ shares.mT + shares @ held @ shares.mT
+    inside = inside + bound + bound.mT + shared @ gone @ left @ shared.mT
+    added: Tensor = torch.linalg.solve(fresh, inside)
+    return total + added.diagonal(dim1=1, dim2=2).sum(1)
 
 
 def seating(search: Search, pool: Tensor, lengths: Sequence[int], known: Sequence[Key] = ()) -> Seating:

@@ -39,8 +39,8 @@ Tried = dict[tuple[int, Sentence], float]
 """How likely the batch is with another sentence in one's place."""
 
 
-SCREENED = 48
-"""Rivals for a sentence's place that are judged in a round where there is a screen."""
+SCREENED, OFFERED = 48, 24
+"""Rivals for a sentence's place, and batches in which two sentences change, that are judged where there is a screen."""
 
 
 class Judging(Protocol):
@@ -80,14 +80,15 @@ class Settling:
                 if sentence not in resting and not self.judge.entire(self.now):
                     self._reword(which, slopes[which], None if wide else ORDERS, rng / turn / which)
                     resting |= {sentence} & {*self.company.sentences}
-            self._offer([*crossings(self.company), *list(relabelled(self.search.door, self.company))[1:]])
+            self._offer([*self._passed(list(crossings(self.company))),
+                         *list(relabelled(self.search.door, self.company))[1:]])
             if turn == 0 or not self._helped(before):
                 self._renew()
             tried = Tried()
             if self.search.told is None and not self._helped(before):
                 tried = self._resize(slopes, wide)
             if wide and not self._helped(before):
-                self._offer(strayed(self.company, self.search, slopes, tried))
+                self._offer(self._passed(strayed(self.company, self.search, slopes, tried)))
                 if not self._helped(before):
                     break
             wide = not self._helped(before)
@@ -116,12 +117,17 @@ class Settling:
         """How likely rivals are; those that the screen passes over not at all."""
         if self.screen is None or len(rivals) <= SCREENED:
             return self.judge.instead(company, which, rivals)
-        promise = self.screen.instead(company, which, rivals)
-        passed = sorted(range(len(rivals)), key=lambda n: -promise[n])[:SCREENED]
+        passed = _foremost(self.screen.instead(company, which, rivals), SCREENED)
         scores = [-math.inf] * len(rivals)
         for n, score in zip(passed, self.judge.instead(company, which, [rivals[n] for n in passed]), strict=True):
             scores[n] = score
         return scores
+
+    def _passed(self, companies: list[Company]) -> list[Company]:
+        """Those that the screen, which does not see labels, does not pass over."""
+        if self.screen is None or len(companies) <= OFFERED:
+            return companies
+        return [companies[n] for n in _foremost(self.screen.companies(companies), OFFERED)]
 
     def _reword(self, which: int, slope: Tensor, most: int | None, rng: Rng) -> None:
         """A sentence with a word, its order (`most` of them), or several words changed at once."""
@@ -164,6 +170,10 @@ class Settling:
             scores = self._instead(self.company, which, rivals)
             tried |= {(which, rival): score for rival, score in zip(rivals, scores, strict=True)}
         return tried
+
+
+def _foremost(promise: Sequence[float], most: int) -> list[int]:
+    return sorted(range(len(promise)), key=lambda n: -promise[n])[:most]
 
 
 def likeliest(judge: Judging, companies: list[Company]) -> tuple[Company, float]:
