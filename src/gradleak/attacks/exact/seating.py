@@ -94,10 +94,10 @@ def replaced(energy: Tensor, chosen: Tensor, seats: Tensor, pairs: tuple[Tensor,
     n, pressed = len(chosen), chosen @ energy
     gram, held = chosen @ chosen.mT, pressed @ chosen.mT
     ridge = RIDGE * gram.diagonal().mean()
-    inverse = torch.linalg.inv(gram + ridge * torch.eye(n).to(gram))
+    inverse: Tensor = torch.linalg.inv(gram + ridge * torch.eye(n).to(gram))
     by = inverse @ held
     block = seats[:, :, None], seats[:, None, :]
-    left = torch.linalg.inv(inverse[block])
+    left: Tensor = torch.linalg.inv(inverse[block])
     gone = left @ (by @ inverse)[block]
     total = by.trace() - gone.diagonal(dim1=1, dim2=2).sum(1)
 
