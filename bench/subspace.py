@@ -1,8 +1,10 @@
 """What `subspace` reads exactly, and how fast: a row for each corpus, client, defense and batch size.
 
 python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8] [--sentences 64] [--modes eval train]
-    [--defenses none sign] [--head 0] [--first 0] [--model minilm] [--growth FILE.png]
+    [--defenses none sign] [--head 0] [--first 0] [--model minilm] [--limit 16] [--growth FILE.png]
     [--client 'local_steps(steps=4, rate=5e-5, mode={mode})']
+
+--model "python('subspace:gpt2')" (PYTHONPATH=bench) is GPT-2's architecture with random weights and MiniLM's words.
 
 The attacker knows the batch size and nothing else: no labels, no lengths. exact: sentences read word for word; certain:
 tokens the attack calls proven to have stood in their place; false: those of them that no sentence of the batch has
@@ -98,6 +100,18 @@ def measured(world: World, who: str, defense: str, count: int, batches: int, hea
     return found
 
 
+def gpt2(classes: int):
+    """GPT-2's architecture with random weights, 6 layers of 384 as MiniLM has; MiniLM's words."""
+    from text_common import tokenizer
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    words = tokenizer()
+    config = GPT2Config(vocab_size=len(words), n_embd=384, n_layer=6, n_head=12, n_positions=128, num_labels=classes,
+                        pad_token_id=words.pad_token_id, bos_token_id=words.cls_token_id,
+                        eos_token_id=words.sep_token_id, attn_implementation="eager")
+    return GPT2ForSequenceClassification(config), words
+
+
 def line(corpus: str, mode: str, defense: str, count: int, found: Tally) -> str:
     mean = {name: 100 * sum(values) / len(values) for name, values in found.scores.items()}
     tokens, seconds = found.tokens, sorted(found.seconds)
@@ -177,6 +191,7 @@ def main() -> None:
     options.add_argument("--first", type=int, default=0, help="pass over so many: sentences that were looked at")
     options.add_argument("--head", type=int, default=0, help="seed of the fresh head and of the draws")
     options.add_argument("--model", default="minilm")
+    options.add_argument("--limit", type=int, help="cut sentences to so many tokens")
     options.add_argument("--client", default=ONE_STEP, help="what takes part; {mode} is that of --modes")
     options.add_argument("--growth", type=Path, help="measure growth instead, and draw it there")
     given = options.parse_args()
@@ -187,7 +202,8 @@ def main() -> None:
         for corpus in given.corpora:
             file = drawn(corpus, given.data, given.first + max(given.sentences, *given.batch), Path(folder))
             file.write_text("".join(file.read_text("utf-8").splitlines(keepends=True)[given.first :]), "utf-8")
-            task = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}))"))
+            limit = f", limit={given.limit}" if given.limit else ""
+            task = registry.build("task", parse(f"text(model={given.model}, data=lines({str(file)!r}){limit})"))
             world = task.open(Rng(given.head))
             if given.growth:
                 growth(world, given.head, given.growth)

@@ -36,6 +36,12 @@ def test_reads_every_sentence(scene):
     assert not any(any(row) for row in found.certain)
 
 
+def test_a_model_that_says_the_next_word_is_read_too(play):
+    here = play("noise(relative=0.1)", "curious", 2, task="text(model=transformer3(width=64), data=sentences, limit=8)")
+    found = crowd.read(entrance(here.seen), 2, Rng(1))
+    assert sorted(found.sentences) == sorted(truths(here))
+
+
 def test_what_is_told_is_used(scene):
     here = scene("noise(relative=0.3)", who="curious+labels+lengths", count=3)
     found = crowd.read(entrance(here.seen), 3, Rng(1))
