@@ -235,6 +235,16 @@ def test_a_network_learns_to_read_images(play) -> None:
     assert answer(play, spec.format(12)) > answer(play, spec.format(1)) + 0.5
 
 
+def test_public_images_may_be_given_the_labels_that_were_read(play) -> None:
+    pytest.importorskip("sklearn")
+    scene = play(who="informed+public_data", task=DIGITS)
+    plain, relabelled = (registry.build("attack", parse(spec)).images.fits for spec in ("lti", "lti(relabel=true)"))
+    own, given = (fits.open(scene.seen, Rng(0)).answers.drawn(torch.arange(6), Rng(0))[0].y
+                  for fits in (plain, relabelled))
+    assert repr(plain) != repr(relabelled) and len(set(own.flatten().tolist())) > 1
+    assert set(given.flatten().tolist()) == set(scene.secret.labels.tolist())
+
+
 def test_a_network_learns_to_read_words(play, text_task) -> None:
     """Held-out words become less of a surprise than their frequencies alone make them."""
     seen = play("sign", "informed+labels+lengths+token_frequencies", client="one_step(mode=eval)",

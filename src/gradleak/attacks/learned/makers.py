@@ -11,13 +11,14 @@ from gradleak.rng import Rng
 from gradleak.types import Observation, Vocabulary
 
 
-def images(hidden: Sequence[int], seen: Observation, rng: Rng) -> ImageAnswers:
-    """Public images with labels of their own; without any, with those read off the update."""
+def images(hidden: Sequence[int], relabel: bool, seen: Observation, rng: Rng) -> ImageAnswers:
+    """Public images with labels of their own; without any, or if they shall be relabelled, with those read off the
+    update."""
     if seen.vocabulary is not None:
         raise Unsuited("this reads images, the data are text")
     labels, known = Known().read(seen, rng / "labels").labels, public(seen)
     pictures = Pictures(known.readings.to(next(iter(seen.params.values()))), known.labels,
-                        labels if known.labels is None else None, count(seen))
+                        labels if relabel or known.labels is None else None, count(seen))
     if len(pictures) < 3:
         raise Unsuited(f"{len(pictures)} public images are too few to learn from; name more")
     return ImageAnswers(seen, pictures, labels, hidden)

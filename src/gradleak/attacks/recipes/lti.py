@@ -14,13 +14,14 @@ from gradleak.types import Know
 @register("attack", "lti")
 def lti(
     epochs: int | None = None, rate: float | None = None, hidden: tuple[int, ...] = (), ratio: float | None = None,
-    features: int | None = None, size: int | None = None, patience: int = 15,
+    features: int | None = None, size: int | None = None, patience: int = 15, relabel: bool = False,
 ) -> ByKind:
     """Train a network to invert updates, on public examples played through the client and its defense.
 
     Images: 3000-3000, 200 epochs of batches of 256, rate 1e-4, all of the update. Text: 600, then 1000 for each place,
     20 epochs of batches of 64, rate 1e-3, the update hashed to a tenth (`ratio`, or so many `features`). An epoch of
-    text is as many stretches of public text as it has sentences.
+    text is as many stretches of public text as it has sentences. `relabel` gives public images the labels that were
+    read off the update, as `ridge_inverter` does: the network has fewer updates to tell apart, and serves these labels.
 
     Differs from the paper: inputs are divided by their common rms; training ends after `patience` epochs without gain
     on held-out examples; words come from an embedding each place is mapped to, so that the last layer is small; labels
@@ -30,8 +31,8 @@ def lti(
     shape, places = hidden or (3000, 3000), hidden or (600, 1000)
     needs = frozenset({Know.PUBLIC_DATA})
     return ByKind(
-        Learned(Inverter("lti", partial(images, shape), needs, epochs or 200, size or 256, rate or 1e-4, ratio or 1.0,
-                         features, patience, shape)),
+        Learned(Inverter("lti", partial(images, shape, relabel), needs, epochs or 200, size or 256, rate or 1e-4,
+                         ratio or 1.0, features, patience, (*shape, "relabelled") if relabel else shape)),
         Learned(Inverter("lti", partial(words, places), needs, epochs or 20, size or 64, rate or 1e-3, ratio or 0.1,
                          features, patience, places)))
 
