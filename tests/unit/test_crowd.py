@@ -64,7 +64,7 @@ def test_a_changed_sentence_is_judged_as_the_whole_batch_would_be(scene):
     assert alone == pytest.approx(whole, rel=1e-3) and max(whole) < judge.companies([company])[0]
 
 
-def test_what_reaches_early_layers_tells_words_orders_and_company(scene):
+def test_what_reaches_early_layers_tells_words_orders_and_company(scene, monkeypatch):
     """Without labels, and without a replay: the truth explains more than any sentence near it."""
     here = scene("noise(relative=0.3)")
     search, (one, other) = likely.hearings(entrance(here.seen), Rng(1))[-1], truths(here)
@@ -73,6 +73,10 @@ def test_what_reaches_early_layers_tells_words_orders_and_company(scene):
     rivals = [one, swapped, crossed, (*one[:2], *one[3:]), (*one[:2], 7, *one[2:])]
     scores = echo.instead(Company((one, other), None), 0, rivals)
     assert max(scores) == scores[0] == pytest.approx(echo.companies([Company((one, other), None)])[0], rel=1e-5)
+    monkeypatch.setattr("gradleak.attacks.exact.echo.REMEMBERED", 5)
+    assert echo.instead(Company((other, one), None), 0, [swapped, crossed]) != scores[1:3]
+    assert echo.instead(Company((one, other), None), 0, rivals) == pytest.approx(scores)
+    assert len(echo._rows) <= 6
 
 
 def test_words_are_at_an_end_where_they_add_no_more_than_absent_ones(scene, monkeypatch):

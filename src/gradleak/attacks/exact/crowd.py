@@ -72,9 +72,8 @@ def gathered(search: Search, count: int) -> tuple[Tensor, float]:
     several add no more than the best word does in places that no sentence reaches; and how much that is. What noise,
     rounding or gaps make of words that stood elsewhere is so told from words, whatever it looks like."""
     rank, places = max(1, search.heard.rank), min(LONGEST, search.door.places)
-    beyond = range(places, min(2 * places, search.door.places))
-    listed, absent = (search.listed(at, rank) if at else None for at in (range(len(search.opening), places), beyond))
-    assert listed is not None
+    listed, beyond = search.listed(range(len(search.opening), places), rank), range(places, search.door.places)[:places]
+    absent = search.listed(beyond, rank) if beyond else None
     known = search.door.atoms.vectors(torch.tensor(search.opening), torch.arange(len(search.opening)))
     found: dict[int, None] = {}
     seat, idle = HEARD * search.heard.level, 0

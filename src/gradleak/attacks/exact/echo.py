@@ -23,8 +23,9 @@ from gradleak.rng import Rng
 from gradleak.tap import Layer
 from gradleak.types import Batch, following
 
-TOGETHER = 64
-"""Sentences that pass the first layers at a time."""
+TOGETHER, REMEMBERED = 64, 4096
+"""Sentences that pass the first layers at a time, and those of which what they bring is remembered: some 60 KiB each
+for a dozen words of MiniLM."""
 
 RIDGE, ALIKE = 1e-4, 1e-3
 """Beside the mean squared length: so that words that count once can be solved for; and beside the longest direction:
@@ -102,8 +103,11 @@ class Echo:
         return self._listed[place]
 
     def _pass(self, sentences: Sequence[Sentence]) -> None:
-        """Remember what each sentence brings to the layers."""
-        new = sorted((each for each in dict.fromkeys(sentences) if each not in self._rows), key=len)
+        """Remember what each sentence brings to the layers; of the others not too many."""
+        wanted = dict.fromkeys(sentences)
+        new = sorted((each for each in wanted if each not in self._rows), key=len)
+        if new and len(self._rows) + len(new) > REMEMBERED:
+            self._rows = {each: self._rows[each] for each in wanted if each in self._rows}
         for at in range(0, len(new), TOGETHER):
             part = new[at : at + TOGETHER]
             for sentence, rows in zip(part, _reached(self.door, part, self.floors), strict=True):
