@@ -154,7 +154,7 @@ def main() -> None:
     given.add_argument("--batch", type=int, default=1)
     given.add_argument("--model", default="lenet")
     given.add_argument("--data", default=str(CIFAR))
-    given.add_argument("--keep", help="a folder for fits, so that one that was stopped goes on")
+    given.add_argument("--keep", help="a folder for fits: one that was stopped goes on, its seconds those since")
     given.add_argument("--threads", type=int, default=1, help="an audit gives each cell one")
     options = given.parse_args()
     torch.set_num_threads(options.threads)

@@ -241,7 +241,7 @@ def test_public_images_may_be_given_the_labels_that_were_read(play) -> None:
     plain, relabelled = (registry.build("attack", parse(spec)).images.fits for spec in ("lti", "lti(relabel=true)"))
     own, given = (fits.open(scene.seen, Rng(0)).answers.drawn(torch.arange(6), Rng(0))[0].y
                   for fits in (plain, relabelled))
-    assert repr(plain) != repr(relabelled) and len(set(own.flatten().tolist())) > 1
+    assert len(set(own.flatten().tolist())) > 1
     assert set(given.flatten().tolist()) == set(scene.secret.labels.tolist())
 
 

@@ -61,14 +61,13 @@ class Shortlist:
         gain = energies - 2 * (old * across).sum(1) + ((old @ inside) * old).sum(1)
         return torch.where(fresh > 1e-9 * squares, gain / fresh.clamp_min(1e-300), 0.0)
 
-    def total(self, choice: Tensor, ridge: float = 0.0) -> Tensor:
-        """The energy in the space of each choice of vectors (n x L rows); with a ridge vectors may be chosen twice."""
+    def total(self, choice: Tensor) -> Tensor:
+        """The energy in the space of each choice of vectors (n x L rows)."""
         distinct, index = torch.unique(choice, return_inverse=True)
         vectors, pressed = self.vectors[distinct], self._pressed[distinct]
         gram, seen = vectors @ vectors.mT, pressed @ vectors.mT
         pairs = index[:, :, None], index[:, None, :]
-        apart = ridge * gram.diagonal().mean() * torch.eye(choice.shape[1]).to(gram)
-        shares: Tensor = torch.linalg.solve(gram[pairs] + apart, seen[pairs])
+        shares: Tensor = torch.linalg.solve(gram[pairs], seen[pairs])
         return shares.diagonal(dim1=1, dim2=2).sum(1)
 
 

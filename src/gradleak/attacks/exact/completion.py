@@ -46,11 +46,11 @@ def completed(parts: Sequence[Tensor], rng: Rng) -> tuple[list[Tensor], float]:
     chosen, error, idle = RANKS[0], 1.0, 0
     for rank in (each for each in RANKS if each < min(stack.shape)):
         found = float((out * (_fitted(stack, kept, rank, TRIED) - stack)).norm()) / size
-        idle = idle + 1 if found >= error else 0
+        idle += 1
+        if found < error:
+            chosen, error, idle = rank, found, 0
         if idle == IDLE:
             break
-        if not idle:
-            chosen, error = rank, found
     whole = _fitted(stack, sent, chosen, FINAL).double()
     return list(torch.split(whole, [len(part) for part in parts])), error
 

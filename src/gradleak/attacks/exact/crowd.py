@@ -21,18 +21,19 @@ from gradleak.attacks.exact.likely import Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, seating
 from gradleak.attacks.exact.settling import ENDS, Settling, likeliest, relabelled
+from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import Facts, Know
 
 LONGEST = 48
-"""Places looked at where lengths are not told."""
+"""Places looked at where lengths are not told; longer sentences are not read out of a batch."""
 
 GUESSES = 3
 """Sets of lengths from which sentences are begun; the whole update tells which of them is right."""
 
 HEARD = 1.15
-"""How much more energy than noise has in a direction the best of many words adds where none stood: only for models
-without any place that surely none stood in."""
+"""What the best of many absent words adds, beside the energy that noise has in a direction: used where a model has no
+places left in which words are surely absent."""
 
 SPARE = 8
 """Words are at an end when so many in a row add no more than words do where none stood; they are kept, too."""
@@ -71,10 +72,10 @@ def gathered(search: Search, count: int) -> tuple[Tensor, float]:
     """The words of all sentences: one after the other the one that adds the most energy, wherever it stands, until
     several add no more than the best word does in places that no sentence reaches; and how much that is. What noise,
     rounding or gaps make of words that stood elsewhere is so told from words, whatever it looks like."""
-    rank, places = max(1, search.heard.rank), min(LONGEST, search.door.places)
-    listed, beyond = search.listed(range(len(search.opening), places), rank), range(places, search.door.places)[:places]
+    rank, opening, places = max(1, search.heard.rank), len(search.opening), search.longest
+    listed, beyond = search.listed(range(opening, places), rank), range(places, search.door.places)[:places]
     absent = search.listed(beyond, rank) if beyond else None
-    known = search.door.atoms.vectors(torch.tensor(search.opening), torch.arange(len(search.opening)))
+    known = search.door.atoms.vectors(torch.tensor(search.opening, dtype=torch.long), torch.arange(opening))
     found: dict[int, None] = {}
     seat, idle = HEARD * search.heard.level, 0
     for _ in range(min(count * max(search.ends(ENDS)), search.door.atoms.width // 2)):
@@ -115,7 +116,7 @@ def reread(door: Entrance, judge: Judge, company: Company, score: float, rng: Rn
     """The batch with one sentence read again, out of what the others leave of the update, if that explains more. Where
     entries were left out the truth leaves nothing, so it is known when there is reason to."""
     for which in range(len(company.sentences)):
-        reading = likely.read(_alone(door, judge, company, which), rng / which)
+        reading = likely.read(_rest(door, judge, company, which), rng / which)
         other = company.but(which, reading.sentences[0])
         if company.labels is not None and reading.labels is not None:
             other = replace(other, labels=(*company.labels[:which], reading.labels[0], *company.labels[which + 1 :]))
@@ -124,11 +125,18 @@ def reread(door: Entrance, judge: Judge, company: Company, score: float, rng: Rn
     return None
 
 
-def _alone(door: Entrance, judge: Judge, company: Company, which: int) -> Entrance:
-    """The entries that were sent, without what all sentences but one give."""
-    n, others = len(company.sentences), judge.given(company.without(which))
-    update = {name: (sent - (n - 1) / n * others[name]) * (sent != 0) for name, sent in door.seen.update.items()}
-    return replace(door, seen=replace(door.seen, update=update, facts=Facts({Know.COUNT: 1})))
+def _rest(door: Entrance, judge: Judge, company: Company, which: int) -> Entrance:
+    """The entries that were sent, without what all sentences but one give: an update of that one alone."""
+    seen, others = door.seen, judge.given(company.without(which))
+    weights = [len(sentence) - 1 if seen.next_word else 1 for sentence in company.sentences]  # a loss a word, or one
+    share = 1 - weights[which] / sum(weights)
+    update = {name: (sent - share * others[name]) * (sent != 0) for name, sent in seen.update.items()}
+    facts: dict[Know, object] = {Know.COUNT: 1}
+    if Know.LENGTHS in seen.facts:
+        facts[Know.LENGTHS] = torch.tensor([len(company.sentences[which])])
+    if Know.LABELS in seen.facts and company.labels is not None:
+        facts[Know.LABELS] = torch.tensor([company.labels[which]])
+    return replace(door, seen=replace(seen, update=update, facts=Facts(facts)))
 
 
 def parted(
@@ -149,9 +157,13 @@ def parted(
 
 
 def _ties(door: Entrance, search: Search, seated: list[Key]) -> Tensor:
+    """How much each two words look at each other; none where a model's attention cannot be told, and chance deals."""
     known = [*seated, *((token, place) for place, token in enumerate(search.opening))]
     x = door.atoms.vectors(*torch.tensor(known).mT)
-    how = attention(door)
+    try:
+        how = attention(door)
+    except Unsuited:
+        return torch.zeros(len(seated), len(seated)).to(x)
     return affinity(door, x, *deltas(door, x, how), how)[: len(seated), : len(seated)]
 
 

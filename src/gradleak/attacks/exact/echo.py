@@ -123,7 +123,7 @@ def _reached(door: Entrance, sentences: list[Sentence], floors: Sequence[Floor])
         # A client that takes its examples in turn was seen taking the first only.
         return [_reached(door, [sentence], floors)[0] for sentence in sentences]
     whole = [each.float().reshape(*rows.shape, -1) for each in found]
-    return [[each[row, : len(sentence)] for each in whole] for row, sentence in enumerate(sentences)]
+    return [[each[row, : len(sentence)].clone() for each in whole] for row, sentence in enumerate(sentences)]
 
 
 def _heard(search: Search, rng: Rng) -> list[tuple[tuple[Layer, ...], Noisy]]:

@@ -173,14 +173,16 @@ class Search:
     """Sentences by the first layers alone, none longer than `longest`."""
 
     def __init__(self, door: Entrance, heard: Noisy, longest: int | None = None) -> None:
-        self.door, self.heard, self.longest = door, heard, min(door.places, longest or door.places)
+        self.door, self.heard = door, heard
         self.opening, self.closing = door.vocabulary.opening, door.vocabulary.closing
         self.told = door.seen.facts.get(Know.LENGTHS)
+        longest = int(self.told.max()) if isinstance(self.told, Tensor) else longest
+        self.longest = min(door.places, longest or door.places)
         self._along = door.atoms.along(heard.axes[0][:, :AXES])
         self._lists: dict[int, tuple[Tensor, Tensor]] = {}
 
     def possible(self, length: int) -> bool:
-        return len(self.opening) + len(self.closing) < length <= self.door.places
+        return len(self.opening) + len(self.closing) < length <= self.longest
 
     def lengths(self) -> list[int]:
         """As told, or the likeliest few."""

@@ -27,7 +27,7 @@ class Seating:
         places = torch.arange(max(self.seats, default=0) + 1)
         tokens, at = pool.repeat(len(places)), places.repeat_interleave(len(pool))
         self.listed = Shortlist(tokens, at, atoms.vectors(tokens, at), energy)
-        self.frames = atoms.vectors(*torch.tensor(frames).mT)
+        self.frames = atoms.vectors(*torch.tensor(frames, dtype=torch.long).reshape(-1, 2).mT)
 
     def best(self) -> tuple[list[Key], float]:
         """Tokens with their places, and the energy explained: greedily, then improved while that helps."""

@@ -30,7 +30,7 @@ ORDERS = 48
 """Orders of a sentence that are replayed in a round; all of them once nothing else helps."""
 
 STRAYED = 96
-"""Words in other sentences, and exchanges, that are replayed once nothing else helps."""
+"""Words in other sentences, and exchanges, that are tried once nothing else helps."""
 
 ROUNDS = 40
 """Of replaying, while something is better; ten to twenty are usual for four sentences."""
@@ -262,5 +262,5 @@ def resized(sentence: Sentence, likely: Sequence[Sequence[int]], search: Search)
         if place < len(sentence) - last and search.possible(len(sentence) - 1):
             yield sentence[:place] + sentence[place + 1 :]
         if search.possible(len(sentence) + 1):
-            for token in likely[place]:
+            for token in likely[min(place, len(likely) - 1)]:  # nothing was asked of a place behind the last
                 yield (*sentence[:place], token, *sentence[place:])

@@ -32,7 +32,7 @@ def lti(
     needs = frozenset({Know.PUBLIC_DATA})
     return ByKind(
         Learned(Inverter("lti", partial(images, shape, relabel), needs, epochs or 200, size or 256, rate or 1e-4,
-                         ratio or 1.0, features, patience, (*shape, "relabelled") if relabel else shape)),
+                         ratio or 1.0, features, patience, shape)),
         Learned(Inverter("lti", partial(words, places), needs, epochs or 20, size or 64, rate or 1e-3, ratio or 0.1,
                          features, patience, places)))
 
