@@ -186,6 +186,18 @@ def test_labels_go_to_the_sentences_they_fit(scene) -> None:
     assert torch.equal(paired(entrance(played.seen), sentences, labels.sort().values), labels)
 
 
+@pytest.mark.parametrize(("who", "right"), [("curious", True), ("curious+labels", False)])
+def test_labels_that_were_miscounted_are_mended_those_that_were_told_are_not(play, text_task, who: str, right: bool):
+    played = play("none", who, 4, "one_step(mode=eval)", task=text_task())
+    sentences = [tuple(token for token in row.tolist() if token != NOTHING) for row in played.secret.readings]
+    labels = played.secret.labels
+    wrong = torch.zeros_like(labels)
+    found = paired(entrance(played.seen), sentences, wrong)
+    assert torch.equal(found, labels if right else wrong) and not torch.equal(labels, wrong)
+    other = [(*each[:1], *each[2:], each[1]) for each in sentences]  # other words: nothing explains the layer
+    assert torch.equal(paired(entrance(played.seen), other, wrong), wrong)
+
+
 def test_a_client_that_takes_examples_in_turn_is_asked_one_by_one(play, text_task) -> None:
     tokens = torch.arange(6, 14).view(2, 4)
     found = []

@@ -1,42 +1,66 @@
 """Which of the labels belongs to which sentence, once both are known."""
 
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import combinations, product
+
 import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.entrance import Entrance
+from gradleak.attacks.exact.judge import MANY
 from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.parts.labels import head
+from gradleak.types import Know
+
+ENTIRE = 1e-6
+"""The cosine distance up to which only rounding is left between what labelled sentences give and what was seen."""
+
+Labelling = tuple[int, ...]
 
 
 def paired(door: Entrance, sentences: list[Sentence], labels: Tensor) -> Tensor:
-    """The order of the labels in which the sentences' own gradients of the last layer add up to the one seen, best;
-    found by swapping two labels while that helps."""
-    if len(set(labels.tolist())) == 1:
-        return labels
-    name, _ = head(door.seen)
-    target = door.seen.update[name].double().flatten() * len(sentences)
-    own = _own(door, sentences, sorted(set(labels.tolist())), name)
-    order = labels.tolist()
+    """The order of the labels in which the sentences' own gradients of the last layer add up to the one seen, best.
+    Labels that were counted, not told, may have been counted wrongly: others are taken if they alone explain the layer
+    entirely."""
+    seen, (name, _) = door.seen, head(door.seen)
+    target = seen.update[name].double().flatten() * len(sentences)
 
-    def off(chosen: list[int]) -> float:
-        total = torch.stack([own[i, label] for i, label in enumerate(chosen)]).sum(0)
-        return -float(torch.cosine_similarity(total, target, dim=0))
+    @cache
+    @torch.no_grad()
+    def own(number: int, label: int) -> Tensor:
+        return seen.replay(door.told([sentences[number]], torch.tensor([label]))[0])[name].double().flatten()
 
-    best, better = off(order), True
-    while better:
-        better = False
-        for one in range(len(order)):
-            for other in range(one):
-                swapped = order.copy()
-                swapped[one], swapped[other] = order[other], order[one]
-                value = off(swapped)
-                if value < best - 1e-9:
-                    order, best, better = swapped, value, True
-    return torch.tensor(order)
+    def off(chosen: Labelling) -> float:
+        total = torch.stack([own(number, label) for number, label in enumerate(chosen)]).sum(0)
+        return 1 - float(torch.cosine_similarity(total, target, dim=0))
+
+    counted = _improved(tuple(labels.tolist()), off, _swapped)
+    if isinstance(seen.facts.get(Know.LABELS), Tensor) or off(counted) <= ENTIRE:
+        return torch.tensor(counted)
+    classes = range(min(seen.classes, MANY))
+    other = _improved(counted, off, lambda order: [*_swapped(order), *_changed(order, classes)])
+    return torch.tensor(other if off(other) <= ENTIRE else counted)
 
 
-@torch.no_grad()
-def _own(door: Entrance, sentences: list[Sentence], labels: list[int], name: str) -> dict[tuple[int, int], Tensor]:
-    """Every sentence's gradient of the last layer under every label."""
-    return {(number, label): door.seen.replay(door.told([sentence], torch.tensor([label]))[0])[name].double().flatten()
-            for number, sentence in enumerate(sentences) for label in labels}
+def _improved(
+    order: Labelling, off: Callable[[Labelling], float], near: Callable[[Labelling], list[Labelling]],
+) -> Labelling:
+    """The best of those near, while one is better."""
+    while tried := near(order):
+        best = min(tried, key=off)
+        if off(best) >= off(order) - 1e-9:
+            break
+        order = best
+    return order
+
+
+def _swapped(order: Labelling) -> list[Labelling]:
+    pairs = [(one, other) for one, other in combinations(range(len(order)), 2) if order[one] != order[other]]
+    return [tuple(order[{one: other, other: one}.get(n, n)] for n in range(len(order))) for one, other in pairs]
+
+
+def _changed(order: Labelling, classes: range) -> Iterator[Labelling]:
+    for number, label in product(range(len(order)), classes):
+        if label != order[number]:
+            yield (*order[:number], label, *order[number + 1 :])
