@@ -1,5 +1,7 @@
 """Reading a clean update exactly: the dictionary, membership, decoders token by token, encoders by peeling."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from gradleak.report.sentences import compared
 from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.spec import parse
-from gradleak.types import NOTHING, Guess
+from gradleak.types import NOTHING, Guess, Know
 
 FAMILIES = ("bert", "roberta", "gpt2")
 WIDE = 96
@@ -196,6 +198,14 @@ def test_labels_that_were_miscounted_are_mended_those_that_were_told_are_not(pla
     assert torch.equal(found, labels if right else wrong) and not torch.equal(labels, wrong)
     other = [(*each[:1], *each[2:], each[1]) for each in sentences]  # other words: nothing explains the layer
     assert torch.equal(paired(entrance(played.seen), other, wrong), wrong)
+
+
+def test_labels_that_are_all_one_need_no_last_layer(play, text_task) -> None:
+    seen = play("none", "curious+labels", 1, "one_step(mode=eval)", task=text_task()).seen
+    body = {name: value for name, value in seen.update.items() if not name.startswith("classifier")}
+    assert len(body) < len(seen.update)
+    guess = attacked(replace(seen, update=body))
+    assert torch.equal(guess.batch.y, seen.facts[Know.LABELS].flatten())
 
 
 def test_a_client_that_takes_examples_in_turn_is_asked_one_by_one(play, text_task) -> None:
