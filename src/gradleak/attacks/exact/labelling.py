@@ -1,6 +1,6 @@
 """Which of the labels belongs to which sentence, once both are known."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from itertools import combinations, product
 
@@ -38,11 +38,10 @@ def paired(door: Entrance, sentences: list[Sentence], labels: Tensor) -> Tensor:
         total = torch.stack([own(number, label) for number, label in enumerate(chosen)]).sum(0)
         return 1 - float(torch.cosine_similarity(total, target, dim=0))
 
-    counted = _improved(tuple(labels.tolist()), off, _swapped)
+    counted = _improved(tuple(labels.tolist()), off, exchanged)
     if told or off(counted) <= ENTIRE:
         return torch.tensor(counted)
-    classes = range(min(seen.classes, MANY))
-    other = _improved(counted, off, lambda order: [*_swapped(order), *_changed(order, classes)])
+    other = _improved(counted, off, lambda order: [*exchanged(order), *altered(order, seen.classes)])
     return torch.tensor(other if off(other) <= ENTIRE else counted)
 
 
@@ -58,12 +57,13 @@ def _improved(
     return order
 
 
-def _swapped(order: Labelling) -> list[Labelling]:
+def exchanged(order: Labelling) -> list[Labelling]:
+    """With two labels in each other's places."""
     pairs = [(one, other) for one, other in combinations(range(len(order)), 2) if order[one] != order[other]]
     return [tuple(order[{one: other, other: one}.get(n, n)] for n in range(len(order))) for one, other in pairs]
 
 
-def _changed(order: Labelling, classes: range) -> Iterator[Labelling]:
-    for number, label in product(range(len(order)), classes):
-        if label != order[number]:
-            yield (*order[:number], label, *order[number + 1 :])
+def altered(order: Labelling, classes: int) -> list[Labelling]:
+    """With another label in one place, of so many classes or the first of many."""
+    return [(*order[:number], label, *order[number + 1 :])
+            for number, label in product(range(len(order)), range(min(classes, MANY))) if label != order[number]]

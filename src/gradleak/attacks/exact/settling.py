@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gradleak.attacks.exact.arrange import reordered
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.judge import MANY, Company
+from gradleak.attacks.exact.judge import Company
+from gradleak.attacks.exact.labelling import altered, exchanged
 from gradleak.attacks.exact.likely import CHANCE, Change, Search, changed
 from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.exact.seating import seating
@@ -188,20 +189,10 @@ def relabelled(door: Entrance, company: Company, which: int | None = None) -> It
     if company.labels is None:
         return
     labels = company.labels
-    if isinstance(door.seen.facts.get(Know.LABELS), Tensor):
-        others = [_exchanged(labels, a, b) for a, b in combinations(range(len(labels)), 2)]
-    else:
-        others = [(*labels[:place], label, *labels[place + 1 :]) for place in range(len(labels))
-                  for label in range(min(door.seen.classes, MANY))]
-    for each in dict.fromkeys(others):
-        if each != labels and (which is None or each[which] != labels[which]):
+    told = isinstance(door.seen.facts.get(Know.LABELS), Tensor)
+    for each in exchanged(labels) if told else altered(labels, door.seen.classes):
+        if which is None or each[which] != labels[which]:
             yield replace(company, labels=each)
-
-
-def _exchanged(items: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
-    changed = list(items)
-    changed[a], changed[b] = items[b], items[a]
-    return tuple(changed)
 
 
 def anew(search: Search, company: Company, which: int, pool: Tensor) -> list[Sentence]:
@@ -238,7 +229,7 @@ def strayed(
     the most: by the two sentences, each `tried` alone, or by the slope."""
     first, last = len(search.opening), len(search.closing)
     moved: dict[Company, float] = {}
-    exchanged: dict[Company, float] = {}
+    traded: dict[Company, float] = {}
     for a, b in permutations(range(len(company.sentences)), 2):
         one, other = company.sentences[a], company.sentences[b]
         for place in range(first, len(one) - last):
@@ -250,9 +241,9 @@ def strayed(
             for at in range(first, len(other) - last) if a < b else ():
                 if at != place and one[place] != other[at]:
                     crossed = changed(one, [(place, other[at])]), changed(other, [(at, one[place])])
-                    exchanged[company.but(a, crossed[0]).but(b, crossed[1])] = float(
+                    traded[company.but(a, crossed[0]).but(b, crossed[1])] = float(
                         slopes[a, place, other[at]] + slopes[b, at, one[place]])
-    return [each for found in (moved, exchanged) for each in sorted(found, key=lambda c: -found[c])[:STRAYED]]
+    return [each for found in (moved, traded) for each in sorted(found, key=lambda c: -found[c])[:STRAYED]]
 
 
 def resized(sentence: Sentence, likely: Sequence[Sequence[int]], search: Search) -> Iterator[Sentence]:
