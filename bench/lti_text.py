@@ -1,4 +1,4 @@
-"""LTI, LTI-P and TAG on text: the next word, three causal layers, frozen embeddings (LTI's Table 2).
+"""LTI, LTI-P, regression and TAG on text: the next word, three causal layers, frozen embeddings (LTI's Table 2).
 
 `--data DIR` holds WikiText-2's valid.txt (public) and test.txt (private); `split` writes both as one passage a line to
 data/wikitext2, for lti_table2.toml. Without it, prints token accuracy and ROUGE under each defense at the scale given:
@@ -18,6 +18,7 @@ from gradleak.registry import register
 from gradleak.world.language import Language, Transformer3, opened
 from gradleak.world.reader import NextWord
 
+ATTACKS = ["ridge", "lti", "lti_p", "tag"]
 DEFENSES = ("none", "sign", "prune(keep=0.01)", "noise(sigma=0.01)")
 WORDS = 24
 """Of a passage: cut to so many tokens as the task says."""
@@ -69,6 +70,8 @@ def table(options: argparse.Namespace, folder: Path) -> None:
     scale = f"epochs={options.epochs}, hidden=[{options.hidden[0]}, {options.hidden[1]}]"
     attacks = {"lti": (f"lti({scale})", "informed+lengths+public_data"),
                "lti_p": (f"lti_p({scale}, epoch={options.epoch})", "informed+lengths+token_frequencies"),
+               "ridge": (f"ridge_inverter(passages={options.passages}, rounds={options.rounds})",
+                         "informed+lengths+public_data"),
                "tag": (f"tag(steps={options.steps})", "informed+lengths")}
     for attack, threat in (attacks[name] for name in options.attacks):
         audit = Audit(task=task, client="one_step(mode=eval)", threats=(threat,),
@@ -93,7 +96,9 @@ def main() -> None:
     given.add_argument("--epoch", type=int, default=10_000)
     given.add_argument("--hidden", type=int, nargs=2, default=[600, 1000])
     given.add_argument("--steps", type=int, default=200, help="of tag")
-    given.add_argument("--attacks", nargs="+", choices=["lti", "lti_p", "tag"], default=["lti", "lti_p", "tag"])
+    given.add_argument("--passages", type=int, default=5000, help="of ridge")
+    given.add_argument("--rounds", type=int, default=4, help="of ridge")
+    given.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS)
     given.add_argument("--sentences", type=int, default=100)
     options = given.parse_args()
     if options.part == "split":

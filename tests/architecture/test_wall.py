@@ -105,12 +105,20 @@ def test_guesses_do_not_depend_on_the_secret_after_observation(
     assert torch.equal(answer(False), answer(True))
 
 
+LEARNING_WORDS = "ridge_inverter(passages=100, rounds=1)"
+
+
 @pytest.mark.parametrize("attack", ["lamp(steps=3)", "tag(steps=3)", "dlg(steps=3)", "subspace",
-                                    "grab(steps=2, rounds=1, sweeps=1)"])
+                                    "grab(steps=2, rounds=1, sweeps=1)", LEARNING_WORDS])
 @pytest.mark.parametrize("defense", ["none", "prune(keep=0.2)"])
-def test_guesses_of_words_do_not_depend_on_the_secret_either(play, text_task, attack: str, defense: str) -> None:
+def test_guesses_of_words_do_not_depend_on_the_secret_either(
+    play, text_task, attack: str, defense: str, monkeypatch, tmp_path,
+) -> None:
+    who, more = ("+public_data", ", public=2") if attack == LEARNING_WORDS else ("", "")
+
     def answer(spoil: bool) -> torch.Tensor:
-        scene = play(defense, "informed+labels+lengths", 2, "one_step(mode=eval)", task=text_task())
+        monkeypatch.setenv("GRADLEAK_CACHE", str(tmp_path / str(spoil)))
+        scene = play(defense, f"informed+labels+lengths{who}", 2, "one_step(mode=eval)", task=text_task(more=more))
         secret, rows = scene.secret, scene.world.take.rows
         kept = [row.clone() for row in rows]
         if spoil:

@@ -32,7 +32,7 @@ def short(name: str) -> Attack:
 
 READS = {"dlg": {"image", "text"}, "idlg": {"image"}, "ig": {"image"}, "linear": {"image"}, "tag": {"text"},
          "lamp": {"text"}, "grab": {"text"}, "gi_gip": {"image"}, "gradinversion": {"image"}, "hf_gradinv": {"image"},
-         "lti": {"image", "text"}, "lti_p": {"text"}, "recursive": {"image"}, "ridge_inverter": {"image"},
+         "lti": {"image", "text"}, "lti_p": {"text"}, "recursive": {"image"}, "ridge_inverter": {"image", "text"},
          "subspace": {"image", "text"}}
 """An attack of another package is taken for one on images."""
 

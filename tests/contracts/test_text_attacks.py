@@ -25,7 +25,7 @@ from gradleak.types import NOTHING, Attack, Guess, Know, Observation, following
 MUST = {"dlg", "grab", "lamp", "tag"}
 ALL = "curious+labels+lengths"
 SHORT = {"steps": 2, "restarts": 2, "rounds": 1, "sweeps": 1, "width": 1, "epochs": 2, "epoch": 16, "hidden": (8, 8),
-         "size": 8}
+         "size": 8, "passages": 100}
 SEARCHING = Descent(4, Known(), space=Embeddings(), rate=0.01, starts=3, lanes=2, search=Rearrange(
     Silent(), proposals=8, every=2, first=0.0), refine=Substitute(12, 400, 6, 1))
 """All that a search for words can do, in little time."""

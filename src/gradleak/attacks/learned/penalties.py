@@ -157,6 +157,32 @@ def grown(
     return best
 
 
+LADDER = tuple(10.0 ** (step / 2) for step in range(-10, 5))
+"""Penalties, in units of the features' power, from which one is chosen for all features alike."""
+
+
+def left_out(features: Tensor, target: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """What regressions say of each example that learned from all the rest, and of others what one does that learned
+    from all, with the one penalty that says the former best. All from one spectrum."""
+    centre, mean = features.mean(0), target.mean(0)
+    features, goal = features - centre, (target - mean).double()
+    kernel, across = torch.zeros(len(features), len(features)).to(features), (others - centre) @ features.T
+    _add_half(kernel, features.T)
+    power = kernel.diagonal().mean().clamp_min(1e-30)
+    # The average is learned too, hence the constant. Only the lower half is read.
+    values, ways = torch.linalg.eigh((kernel / power).double() + CONSTANT)
+    turned, shares = ways.T @ goal, ways.square()
+    best, dual, missed = math.inf, goal, goal
+    for penalty in LADDER:
+        weight = 1 / (values.clamp_min(0) + penalty)
+        tried = ways @ (weight[:, None] * turned)
+        far = tried / (shares @ weight)[:, None]
+        error = float(far.square().mean())
+        if error < best:
+            best, dual, missed = error, tried, far
+    return target - missed.to(target), mean + (across / power) @ dual.to(target)
+
+
 Rows = Iterator[tuple[Tensor, Tensor]]
 
 

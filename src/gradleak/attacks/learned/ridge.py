@@ -1,23 +1,23 @@
 """Inversion in closed form: one regression from what is sent to what it was computed from."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gradleak.attacks.combine import Stages
-from gradleak.attacks.learned.examples import Pictures, public
+from gradleak.attacks.combine import ByKind, Stages
 from gradleak.attacks.learned.fit import Learned
 from gradleak.attacks.learned.keep import State
+from gradleak.attacks.learned.lessons import Lesson, pictures, words
 from gradleak.attacks.learned.penalties import Rows, Scales, chosen, grown, noise, solved
 from gradleak.attacks.learned.rehearsal import Blocks, Rehearsal, blocks
-from gradleak.attacks.parts.labels import Known, count
-from gradleak.errors import Unsuited, UsageError
+from gradleak.attacks.learned.rounds import Rounds
+from gradleak.errors import UsageError
 from gradleak.registry import register
 from gradleak.rng import Rng
-from gradleak.types import Attack, Batch, Guess, Know, Observation
+from gradleak.types import Attack, Guess, Know, Observation
 
 SAMPLE, MORE, HELD, HEARD = 600, 1400, 300, 32
 """Examples that choose penalties; from which the chosen are tried; held out; that tell how loud a defense is."""
@@ -33,7 +33,7 @@ WEAK, STRONG = -3.0, 1.0
 
 @dataclass(frozen=True)
 class Ridge:
-    """How the regression is set up: see `ridge_inverter`."""
+    """How a regression to images is set up: see `ridge_inverter`."""
 
     relabel: bool = True
     layers: bool = True
@@ -43,19 +43,31 @@ class Ridge:
     evaluations = 5000
 
     def open(self, seen: Observation, rng: Rng) -> "Regression":
-        if seen.vocabulary is not None:
-            raise Unsuited("ridge_inverter reads images, the data are text; use lti")
-        labels = Known().read(seen, rng / "labels").labels
-        return Regression(self, seen, labels)
+        return Regression(seen, pictures(seen, self.relabel, rng), self.layers, self.features)
+
+
+@dataclass(frozen=True)
+class WordRidge:
+    """The same to the embeddings of words, on so many made-up passages."""
+
+    layers: bool
+    features: int
+    passages: int
+
+    needs = frozenset({Know.PUBLIC_DATA})
+    evaluations = 5000
+
+    def open(self, seen: Observation, rng: Rng) -> "Regression":
+        return Regression(seen, words(seen, self.passages, rng), self.layers, self.features)
 
 
 Sample = tuple[Tensor, Tensor]
-"""Features of some batches, and their images."""
+"""Features of some batches, and what to say of them."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to weigh the blocks: averages of features and images, what noise leaves of a feature, the penalties."""
+    """One way to weigh the blocks: averages of features and targets, what noise leaves of a feature, the penalties."""
 
     centre: Tensor
     mean: Tensor
@@ -64,38 +76,36 @@ class Way:
 
 
 class Regression:
-    """One fit: first on a sample, which chooses the penalties, then on all public images."""
+    """One fit: first on a sample, which chooses the penalties, then on the whole lesson."""
 
     steps = 2
 
-    def __init__(self, plan: Ridge, seen: Observation, labels: Tensor) -> None:
-        self.plan, self.seen, self.labels = plan, seen, labels
-        known, shared = public(seen), labels if plan.relabel else None
-        self.pictures = Pictures(known.readings.to(next(iter(seen.params.values()))), known.labels, shared, count(seen))
-        if len(self.pictures) < 3:
-            raise Unsuited(f"{len(self.pictures)} public images are too few to learn from; name more")
-        self.blocks: Blocks = blocks(seen, tuple(labels.tolist()) if plan.relabel else (), plan.features)
+    def __init__(self, seen: Observation, lesson: Lesson, layers: bool, features: int) -> None:
+        self.seen, self.lesson, self.layers = seen, lesson, layers
+        self.blocks: Blocks = blocks(seen, lesson.shared, features)
 
     @cached_property
     def rehearsal(self) -> Rehearsal:
         """Tried out only where there is something to learn: a fit that was kept needs none."""
-        return Rehearsal(self.seen, *self.pictures(torch.arange(2)), {})
+        batch, _ = self.lesson.drawn(torch.arange(2))
+        return Rehearsal(self.seen, batch.x, batch.y, batch.extra)
 
     @property
     def about(self) -> tuple[object, ...]:
-        return tuple(self.labels.tolist()) if self.plan.relabel else ()
+        return self.lesson.about
 
     def _slices(self, wide: int) -> list[slice]:
         """The blocks of so many features: those of the update and, if there are twice as many, of it at length 1."""
-        each = self.blocks.slices() if self.plan.layers else [slice(0, self.blocks.width)]
+        each = self.blocks.slices() if self.layers else [slice(0, self.blocks.width)]
         return [slice(part.start + first, part.stop + first) for first in range(0, wide, self.blocks.width)
                 for part in each]
 
     def _rows(self, numbers: Tensor, rng: Rng | None = None) -> Rows:
-        """Features and images of the batches with these numbers, piece by piece."""
+        """Features and targets of the batches with these numbers, piece by piece."""
         for place, part in enumerate(torch.split(numbers, self.rehearsal.chunk)):
-            x, y = self.pictures(part)
-            yield self.blocks(self.rehearsal(x, y, {}, rng / place if rng else None)), x.flatten(1)
+            batch, target = self.lesson.drawn(part)
+            sent = self.rehearsal(batch.x, batch.y, batch.extra, rng / place if rng else None)
+            yield self.blocks(sent), target
 
     def begin(self, rng: Rng) -> State:
         return {"step": torch.tensor(0)}
@@ -104,8 +114,8 @@ class Regression:
         """First choose, then solve."""
         if int(state["step"]) == 0:
             return {"step": torch.tensor(1), **self._chosen(rng)}
-        everyone = torch.arange(len(self.pictures) * int(state["copies"]))
-        return {**state, "step": torch.tensor(2), **self._solved(state, self._rows(everyone), len(everyone))}
+        everyone = torch.arange(len(self.lesson) * int(state["copies"]))
+        return {**state, "step": torch.tensor(2), **self._solved(state, self._rows(everyone), len(everyone), rng)}
 
     def _stack(self, numbers: Tensor, rng: Rng | None = None) -> Sample:
         sent, x = (torch.cat(part) for part in zip(*self._rows(numbers, rng), strict=True))
@@ -113,8 +123,9 @@ class Regression:
 
     def _chosen(self, rng: Rng) -> dict[str, Tensor]:
         """Several ways to weigh the blocks, each the best near where it began on a sample; of these the one that reads
-        held-out images best after learning from more, and mirrored copies of those if that reads them better still."""
-        order = (rng / "sample").permutation(len(self.pictures))
+        held-out batches best after learning from more, and copies of those, where a lesson has any (images seen in a
+        mirror), if that reads them better still."""
+        order = (rng / "sample").permutation(len(self.lesson))
         held = max(1, min(HELD, len(order) // 10))
         numbers = order[held:][:MORE]
         more, kept = self._stack(numbers), self._stack(order[:held], rng / "held")
@@ -124,22 +135,24 @@ class Regression:
                 for unit, begin in self._ways(exact and not _of_one_length(more[0]))]
         tried = [(way, *self._tried(way, more, kept, exact, rng)) for way in ways]
         way, growth, error = min(tried, key=lambda each: each[2])
-        copies, twice = 1, self._stack(numbers + len(self.pictures))
-        twice = torch.cat([more[0], twice[0]]), torch.cat([more[1], twice[1]])
-        again, less = self._tried(way, twice, kept, exact, rng)
-        if less < error:
-            copies, growth, error = 2, again, less
+        copies = 1
+        if self.lesson.mirrored:
+            other = self._stack(numbers + len(self.lesson))
+            twice = torch.cat([more[0], other[0]]), torch.cat([more[1], other[1]])
+            again, less = self._tried(way, twice, kept, exact, rng)
+            if less < error:
+                copies, growth, error = 2, again, less
         # Penalties grow with the number of examples as they had to grow from the sample to here.
         size = copies * len(numbers) / SAMPLE
-        further = math.log(copies * len(self.pictures) / SAMPLE) / math.log(size) if size > 1 else 1.0
-        factors = self._factors(way, copies * len(self.pictures)) * growth ** (-further / 2)
+        further = math.log(copies * len(self.lesson) / SAMPLE) / math.log(size) if size > 1 else 1.0
+        factors = self._factors(way, copies * len(self.lesson)) * growth ** (-further / 2)
         state = {"centre": way.centre, "mean": way.mean, "gain": way.gain, "factors": factors,
                  "error": torch.tensor(error), "copies": torch.tensor(copies)}
         few = more[0][:SAMPLE], more[1][:SAMPLE]
-        return {**state, **self._solved(state, iter([few]), len(few[0]))}
+        return {**state, **self._solved(state, iter([few]), len(few[0]), rng)}
 
     def _tried(self, way: Way, more: Sample, held: Sample, exact: bool, rng: Rng) -> tuple[float, float]:
-        """By how much penalties must grow for so many more examples than chose them, and the error on held-out images.
+        """By how much penalties must grow for so many more examples than chose them, and the error on held-out batches.
         What a defense draws makes them grow by itself."""
         factors = self._factors(way, len(more[0]))
         used = factors > 0
@@ -155,7 +168,7 @@ class Regression:
     def _ways(self, telling: bool) -> list[tuple[bool, float]]:
         """With the update's direction, where it says something else than the update, or without; and where the
         penalties' logarithms begin."""
-        return [(False, WEAK), (False, STRONG), *([(True, WEAK)] if telling and self.plan.layers else [])]
+        return [(False, WEAK), (False, STRONG), *([(True, WEAK)] if telling and self.layers else [])]
 
     def _scaled(self, more: Sample, drawn: Tensor, unit: bool, begin: float, rng: Rng) -> Way:
         sent, x = more
@@ -166,31 +179,36 @@ class Regression:
         centre, mean = sent.mean(0), x.mean(0)
         telling = torch.stack([_telling(sent[:, part], centre[part]) for part in slices])
         gain = _spread(heard.gain * telling, slices)
-        scales = chosen((sent[:SAMPLE] - centre) * gain, x[:SAMPLE] - mean, slices, heard, len(self.pictures), begin,
+        scales = chosen((sent[:SAMPLE] - centre) * gain, x[:SAMPLE] - mean, slices, heard, len(self.lesson), begin,
                         rng / "sketch")
         return Way(centre, mean, gain, scales)
 
-    def _solved(self, state: State, rows: Rows, total: int) -> dict[str, Tensor]:
-        """The regression as one product and a sum, on the features that are of use."""
+    def _solved(self, state: State, rows: Rows, total: int, rng: Rng) -> dict[str, Tensor]:
+        """The regression as one product and a sum, on the features that are of use; and what the lesson learns from
+        its answers on batches that it was not taught."""
         factors = state["factors"]
         used = factors > 0
         spread = (factors * state["gain"])[used]
         scaled = ((_like(used, sent)[:, used] * spread, x) for sent, x in rows)
         line = solved(scaled, total, state["centre"][used] * spread, state["mean"])
-        return {"weights": line.weights * factors[used, None], "shift": line.mean - line.centre @ line.weights,
-                "used": used}
+        found = {"weights": line.weights * factors[used, None], "shift": line.mean - line.centre @ line.weights,
+                 "used": used}
+        if not len(self.lesson.fresh):
+            return found
+        fresh = self._rows(self.lesson.fresh, rng / "fresh")
+        return {**found, **self.lesson.learned([(_said(found, sent), target) for sent, target in fresh])}
 
     def finish(self, state: State) -> State:
-        return {name: state[name] for name in ("weights", "shift", "used", "error")}
-
-    def _read(self, state: State, sent: Tensor) -> Tensor:
-        found = _like(state["used"], sent)[:, state["used"]] @ state["weights"] + state["shift"]
-        return found.clamp(0, 1)
+        spent = ("step", "centre", "mean", "gain", "factors", "copies")
+        return {name: value for name, value in state.items() if name not in spent}
 
     def read(self, state: State) -> Guess:
         sent = self.blocks({name: value[None] for name, value in self.seen.update.items()})
-        x = self._read(state, sent).reshape(len(self.labels), *self.seen.shape)
-        return Guess(Batch(x, self.labels), x, notes={"expected_mse": float(state["error"])})
+        return replace(self.lesson.guess(_said(state, sent)[0], state), notes={"expected_mse": float(state["error"])})
+
+
+def _said(state: State, sent: Tensor) -> Tensor:
+    return _like(state["used"], sent)[:, state["used"]] @ state["weights"] + state["shift"]
 
 
 def _telling(rows: Tensor, centre: Tensor) -> Tensor:
@@ -222,19 +240,30 @@ def _spread(blocks: Tensor, slices: list[slice]) -> Tensor:
 
 @register("attack", "ridge_inverter")
 def ridge_inverter(
-    relabel: bool = True, layers: bool = True, features: int = 20_000, then: Attack | None = None,
-) -> Learned | Stages:
-    """Solve for the map from updates to images in closed form, on public images (knowledge public_data).
+    relabel: bool = True, layers: bool = True, features: int | None = None, then: Attack | None = None,
+    passages: int = 5000, rounds: int = 4,
+) -> ByKind | Stages:
+    """Solve for the map from updates to what they were computed from in closed form, through the defense.
 
-    The labels are read off the update; every public image is given them, played through the client and its defense as
-    far as they are known, and one ridge regression leads from what would be sent back to the image. Each layer has a
-    penalty of its own, chosen by the error on images left out, which also says whether the update's direction should
-    be added, and whether mirrored copies of the images; what a defense draws is integrated out. relabel=false and
-    layers=false are ablations (labels as they come; one penalty); models with more weights than `features` are hashed.
-    Batches are solved for as a whole, in the order of their labels. `then` names an attack that starts from the answer,
-    such as ig(steps=1000, restarts=1, rate=0.01); what explains the update better is kept.
+    Public examples must have been granted (public_data). Images: the labels are read off the update; every public image
+    is given them, played through the client and its defense as far as they are known, and one ridge regression leads
+    from what would be sent back to the image. Each layer has a penalty of its own, chosen by the error on images left
+    out, which also says whether the update's direction should be added, and whether mirrored copies of the images; what
+    a defense draws is integrated out. relabel=false and layers=false are ablations (labels as they come; one penalty);
+    models with more weights than `features` (20,000; for text 50,000) are hashed. Batches are solved for as a whole, in
+    the order of their labels.
+
+    Text: the same on so many made-up `passages`, their words drawn as often as public text has them, to the words'
+    embeddings; then `rounds` more, each on a fifth as many that are drawn as the last round believes: among them an
+    update is more nearly linear in the words. The round that explains the update best is the answer.
+
+    `then` names an attack that starts from the answer, such as ig(steps=1000, restarts=1, rate=0.01); what explains the
+    update better is kept.
     """
-    if features < 1:
-        raise UsageError(f"ridge_inverter(features={features}): at least 1")
-    inverter = Learned(Ridge(relabel, layers, features))
+    for name, value, least in (("features", features, 1), ("passages", passages, 100), ("rounds", rounds, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"ridge_inverter({name}={value}): at least {least}")
+    of_images, of_words = features or 20_000, features or 50_000
+    inverter = ByKind(Learned(Ridge(relabel, layers, of_images)),
+                      Rounds(Learned(WordRidge(layers, of_words, passages)), rounds, passages // 5, of_words))
     return inverter if then is None else Stages((inverter, then))

@@ -1,0 +1,109 @@
+"""Words by one regression after another, on passages ever more like the one observed.
+
+An update is far from linear in the words of a passage: what one place sends depends on all others. Among passages that
+have most words in common it is nearly linear in the rest. So what a regression on all kinds of passages believes of
+each place decides which passages the next one learns from; all are played through the client and its defense.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradleak.attacks.combine import PARTS
+from gradleak.attacks.descent import EXPLAINED
+from gradleak.attacks.learned.fit import Learned
+from gradleak.attacks.learned.gauge import gauged
+from gradleak.attacks.learned.lessons import WordLesson, words
+from gradleak.attacks.learned.penalties import left_out
+from gradleak.attacks.learned.rehearsal import Rehearsal, blocks
+from gradleak.residual import residual
+from gradleak.rng import Rng
+from gradleak.types import Guess, Know, Observation
+
+SURE = 0.6
+"""How sure of its words a round may be when it draws passages for the next: a true word that is never drawn is hardly
+ever found."""
+
+ANY = 0.05
+"""The share of words that are drawn by how often they occur, whatever is believed."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """So many after the first, which is learned once for all passages of such lengths; each on so many passages. The
+    answer that explains the update best is kept."""
+
+    first: Learned
+    times: int
+    passages: int
+    features: int
+
+    @property
+    def needs(self) -> frozenset[Know]:
+        return self.first.needs
+
+    @property
+    def evaluations(self) -> int:
+        return self.first.evaluations + self.times * self.passages
+
+    def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
+        steps, begun = PARTS * (1 + self.times), start is not None and "round" in start.state
+        if start is None or not begun:
+            for start in self.first.guesses(seen, rng):
+                if start.step < start.steps:
+                    yield replace(start, step=PARTS * start.step // start.steps, steps=steps, state={})
+            assert start is not None
+        lesson, done, likely = words(seen, 0, rng), int(start.state.get("round", 0)), start.state["likely"]
+        best = start.state.get("best", likely)
+        off = residual(seen, lesson.told(best).batch).cosine
+        if not begun:
+            yield self._answer(lesson, best, likely, 0)
+        local = Local(seen, lesson, self.passages, self.features)
+        while done < self.times:
+            done, likely = done + 1, local(likely, rng / done)
+            now = residual(seen, lesson.told(likely).batch).cosine
+            if now <= off:
+                best, off = likely, now
+            done = self.times if off < EXPLAINED else done
+            yield self._answer(lesson, best, likely, done)
+
+    def _answer(self, lesson: WordLesson, best: Tensor, likely: Tensor, done: int) -> Guess:
+        state = {"best": best, "likely": likely, "round": torch.tensor(done)}
+        return replace(lesson.told(best), step=PARTS * (1 + done), steps=PARTS * (1 + self.times), state=state)
+
+
+class Local:
+    """A regression on passages such as are believed to have been observed."""
+
+    def __init__(self, seen: Observation, lesson: WordLesson, passages: int, features: int) -> None:
+        self.lesson, self.passages, self.blocks = lesson, passages, blocks(seen, (), features)
+        self.sent = self.blocks({name: value[None] for name, value in seen.update.items()})
+        batch = lesson.sentences.batch(lesson.sentences.tokens(2, Rng(0)))
+        self.rehearsal = Rehearsal(seen, batch.x, batch.y, batch.extra)
+
+    def __call__(self, likely: Tensor, rng: Rng) -> Tensor:
+        """How likely the update makes each word of each place, seen from passages drawn by how likely they were."""
+        drawn = torch.multinomial(believed(likely, self.lesson.often), self.passages, True,
+                                  generator=(rng / "words").torch()).T
+        sent = []
+        for place, inside in enumerate(torch.split(drawn, self.rehearsal.chunk)):
+            batch = self.lesson.sentences.batch(inside)
+            sent.append(self.blocks(self.rehearsal(batch.x, batch.y, batch.extra, rng / place)))
+        meant = self.lesson.embedded(drawn)
+        others, own = left_out(torch.cat(sent), meant.flatten(1), self.sent)
+        return gauged(others.view_as(meant), meant)(own.view(meant.shape[1:]), self.lesson.sentences.room.table)
+
+
+def believed(likely: Tensor, often: Tensor) -> Tensor:
+    """Each word's probability in each place, as cool as keeps the likeliest ones at `SURE` on average."""
+    cool, warm = 0.0, 1.0
+    if float((likely + often).softmax(1).amax(1).mean()) > SURE:
+        for _ in range(30):
+            heat = (cool + warm) / 2
+            sure = float((heat * likely + often).softmax(1).amax(1).mean()) > SURE
+            cool, warm = (cool, heat) if sure else (heat, warm)
+    else:
+        cool = 1.0
+    return (1 - ANY) * (cool * likely + often).softmax(1) + ANY * often.softmax(0)
