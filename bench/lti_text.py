@@ -97,7 +97,7 @@ def main() -> None:
     given.add_argument("--hidden", type=int, nargs=2, default=[600, 1000])
     given.add_argument("--steps", type=int, default=200, help="of tag")
     given.add_argument("--passages", type=int, default=5000, help="of ridge")
-    given.add_argument("--rounds", type=int, default=4, help="of ridge")
+    given.add_argument("--rounds", type=int, default=5, help="of ridge")
     given.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS)
     given.add_argument("--sentences", type=int, default=100)
     options = given.parse_args()

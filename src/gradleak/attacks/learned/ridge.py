@@ -241,7 +241,7 @@ def _spread(blocks: Tensor, slices: list[slice]) -> Tensor:
 @register("attack", "ridge_inverter")
 def ridge_inverter(
     relabel: bool = True, layers: bool = True, features: int | None = None, then: Attack | None = None,
-    passages: int = 5000, rounds: int = 4,
+    passages: int = 5000, rounds: int = 5,
 ) -> ByKind | Stages:
     """Solve for the map from updates to what they were computed from in closed form, through the defense.
 
@@ -255,7 +255,8 @@ def ridge_inverter(
 
     Text: the same on so many made-up `passages`, their words drawn as often as public text has them, to the words'
     embeddings; then `rounds` more, each on a fifth as many that are drawn as the last round believes: among them an
-    update is more nearly linear in the words. The round that explains the update best is the answer.
+    update is more nearly linear in the words. After each, words are tried in their places by how they explain the
+    update; the round that explains it best is the answer.
 
     `then` names an attack that starts from the answer, such as ig(steps=1000, restarts=1, rate=0.01); what explains the
     update better is kept.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.attacks.combine import PARTS
@@ -28,6 +29,12 @@ ever found."""
 
 ANY = 0.05
 """The share of words that are drawn by how often they occur, whatever is believed."""
+
+ABOVE = 1e-3
+"""By how much a word that explains the update better is made likelier than the one that was the likeliest."""
+
+TRIED = 24
+"""Of each place the likeliest words are tried beside all other words of the answer, to see what explains the update."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Rounds:
             yield self._answer(lesson, best, likely, 0)
         local = Local(seen, lesson, self.passages, self.features)
         while done < self.times:
-            done, likely = done + 1, local(likely, rng / done)
+            done, likely = done + 1, local.mended(local(likely, rng / done))
             now = residual(seen, lesson.told(likely).batch).cosine
             if now <= off:
                 best, off = likely, now
@@ -87,13 +94,32 @@ class Local:
         """How likely the update makes each word of each place, seen from passages drawn by how likely they were."""
         drawn = torch.multinomial(believed(likely, self.lesson.often), self.passages, True,
                                   generator=(rng / "words").torch()).T
-        sent = []
-        for place, inside in enumerate(torch.split(drawn, self.rehearsal.chunk)):
-            batch = self.lesson.sentences.batch(inside)
-            sent.append(self.blocks(self.rehearsal(batch.x, batch.y, batch.extra, rng / place)))
         meant = self.lesson.embedded(drawn)
-        others, own = left_out(torch.cat(sent), meant.flatten(1), self.sent)
+        others, own = left_out(self._sent(drawn, rng), meant.flatten(1), self.sent)
         return gauged(others.view_as(meant), meant)(own.view(meant.shape[1:]), self.lesson.sentences.room.table)
+
+    def _sent(self, inside: Tensor, rng: Rng | None = None) -> Tensor:
+        """What passages of these words would send; without `rng` nothing is drawn."""
+        rows = []
+        for number, part in enumerate(torch.split(inside, self.rehearsal.chunk)):
+            batch = self.lesson.sentences.batch(part)
+            rows.append(self.blocks(self.rehearsal(batch.x, batch.y, batch.extra, rng / number if rng else None)))
+        return torch.cat(rows)
+
+    def mended(self, likely: Tensor) -> Tensor:
+        """Place by place, the word that explains the update best beside the likeliest of the other places is made the
+        likeliest."""
+        often = self.lesson.often
+        words = (likely + often).argmax(1)
+        likeliest = (likely + often).topk(min(TRIED, len(often)), 1).indices
+        for place, choice in enumerate(likeliest):
+            tried = words.repeat(len(choice), 1)
+            tried[:, place] = choice
+            words = tried[F.cosine_similarity(self._sent(tried), self.sent).argmax()]
+        best, where = (likely + often).amax(1), torch.arange(len(words))
+        likely = likely.clone()
+        likely[where, words] = best + ABOVE - often[words]
+        return likely
 
 
 def believed(likely: Tensor, often: Tensor) -> Tensor:
