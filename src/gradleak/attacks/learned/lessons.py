@@ -1,6 +1,7 @@
 """What a regression is taught: images, or the embeddings of words."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -143,15 +144,18 @@ class WordLesson:
         return gauged(said, meant).state
 
     def guess(self, said: Tensor, state: State) -> Guess:
-        return self.told(Gauge.of(state)(said.view(self.places, -1), self.sentences.room.table))
+        likely = Gauge.of(state)(said.view(self.places, -1), self.sentences.room.table)
+        return replace(self.told(self.likeliest(likely)), state={"likely": likely})
 
-    def told(self, likely: Tensor) -> Guess:
-        """The likeliest word of every place (places x words: how likely what is said makes each), given how often they
-        occur."""
-        inside = (likely + self.often).argmax(1)[None]
-        batch = self.sentences.batch(inside)
+    def likeliest(self, likely: Tensor) -> Tensor:
+        """The word of every place (places x words: how likely what is said makes each), given how often they occur."""
+        return (likely + self.often).argmax(1)
+
+    def told(self, inside: Tensor) -> Guess:
+        """These words as an answer."""
+        batch = self.sentences.batch(inside[None])
         return Guess(Batch(batch.x[0], batch.y[0], {name: value[0] for name, value in batch.extra.items()}),
-                     self.sentences.framed(inside)[0], state={"likely": likely})
+                     self.sentences.framed(inside[None])[0])
 
 
 def words(seen: Observation, passages: int, rng: Rng) -> WordLesson:

@@ -30,9 +30,6 @@ ever found."""
 ANY = 0.05
 """The share of words that are drawn by how often they occur, whatever is believed."""
 
-ABOVE = 1e-3
-"""By how much a word that explains the update better is made likelier than the one that was the likeliest."""
-
 TRIED = 24
 """Of each place the likeliest words are tried beside all other words of the answer, to see what explains the update."""
 
@@ -63,16 +60,16 @@ class Rounds:
                     yield replace(start, step=PARTS * start.step // start.steps, steps=steps, state={})
             assert start is not None
         lesson, done, likely = words(seen, 0, rng), int(start.state.get("round", 0)), start.state["likely"]
-        best = start.state.get("best", likely)
+        best = start.state.get("best", lesson.likeliest(likely))
         off = residual(seen, lesson.told(best).batch).cosine
         if not begun:
             yield self._answer(lesson, best, likely, 0)
         local = Local(seen, lesson, self.passages, self.features)
         while done < self.times:
-            done, likely = done + 1, local.mended(local(likely, rng / done))
-            now = residual(seen, lesson.told(likely).batch).cosine
-            if now <= off:
-                best, off = likely, now
+            done, likely = done + 1, local(likely, rng / done)
+            for found in (lesson.likeliest(likely), local.mended(likely)):
+                now = residual(seen, lesson.told(found).batch).cosine
+                best, off = (found, now) if now <= off else (best, off)
             done = self.times if off < EXPLAINED else done
             yield self._answer(lesson, best, likely, done)
 
@@ -107,19 +104,16 @@ class Local:
         return torch.cat(rows)
 
     def mended(self, likely: Tensor) -> Tensor:
-        """Place by place, the word that explains the update best beside the likeliest of the other places is made the
-        likeliest."""
-        often = self.lesson.often
-        words = (likely + often).argmax(1)
-        likeliest = (likely + often).topk(min(TRIED, len(often)), 1).indices
-        for place, choice in enumerate(likeliest):
+        """The likeliest words, then place by place the one that explains the update best beside the others.
+
+        What comes of it is an answer, not a belief: wrong words that explain an update together are hard to leave.
+        """
+        often, words = self.lesson.often, self.lesson.likeliest(likely)
+        for place, choice in enumerate((likely + often).topk(min(TRIED, len(often)), 1).indices):
             tried = words.repeat(len(choice), 1)
             tried[:, place] = choice
             words = tried[F.cosine_similarity(self._sent(tried), self.sent).argmax()]
-        best, where = (likely + often).amax(1), torch.arange(len(words))
-        likely = likely.clone()
-        likely[where, words] = best + ABOVE - often[words]
-        return likely
+        return words
 
 
 def believed(likely: Tensor, often: Tensor) -> Tensor:
