@@ -15,12 +15,10 @@ from torch import Tensor
 
 from gradleak.attacks.exact.embedded import Embedded
 from gradleak.attacks.exact.span import least_squares
+from gradleak.attacks.parts.spectrum import Spectrum
 
 CONTRAST = 0.25
 """Standard deviation of a picture's pixels around grey."""
-
-COLOURS = (1.0, 0.3, 0.2)
-"""How strong brightness, red against blue, and green against both are in pictures."""
 
 CAUTIONS = (1.0, 3.0, 10.0)
 """Factors on how far gradients may be from what was sent: what is pruned away, or explained by what is noisy itself, is
@@ -108,25 +106,16 @@ class Pictures:
 
     def __init__(self, form: Embedded) -> None:
         self.form = form
-        channels, high, wide = form.scale.shape
-        self.rows, self.columns = _cosines(high), _cosines(wide)
-        falling = 1 / (1 + torch.arange(high)[:, None] ** 2 + torch.arange(wide)[None] ** 2).double().sqrt()
-        falling = falling * CONTRAST / falling.square().mean().sqrt()
-        mixing = torch.tensor([[1, 1, 1], [1, 0, -1], [-1, 2, -1]], dtype=torch.float64)
-        self.colours = mixing / mixing.norm(dim=1, keepdim=True) if channels == 3 else torch.eye(channels).double()
-        strengths = torch.tensor(COLOURS if channels == 3 else [1.0] * channels, dtype=torch.float64)
-        self.strength = falling * (strengths / strengths.square().mean().sqrt())[:, None, None]
+        self.spectrum = Spectrum.of(tuple(form.scale.shape), form.scale, CONTRAST)
 
     def patches(self, white: Tensor) -> Tensor:
         """How the patches differ from those of a grey picture."""
-        picture = self.rows.T @ (self.strength * white) @ self.columns
-        return self._cut(torch.einsum("kc,khw->chw", self.colours, picture) * self.form.scale)
+        return self._cut(self.spectrum.picture(white) * self.form.scale)
 
     def back(self, patches: Tensor) -> Tensor:
         """The transpose of `patches`."""
         size, side = tuple(self.form.scale.shape[1:]), self.form.side
-        picture = F.fold(patches.T[None], size, side, stride=side)[0] * self.form.scale
-        return self.strength * (self.rows @ torch.einsum("kc,chw->khw", self.colours, picture) @ self.columns.T)
+        return self.spectrum.back(F.fold(patches.T[None], size, side, stride=side)[0] * self.form.scale)
 
     @property
     def usual(self) -> Tensor:
@@ -139,14 +128,6 @@ class Pictures:
 
     def _cut(self, picture: Tensor) -> Tensor:
         return F.unfold(picture[None], self.form.side, stride=self.form.side)[0].T
-
-
-def _cosines(size: int) -> Tensor:
-    """The orthonormal cosine transform, a frequency a row."""
-    places = (torch.arange(size, dtype=torch.float64) + 0.5) * math.pi / size
-    table = (torch.arange(size, dtype=torch.float64)[:, None] * places).cos() * math.sqrt(2 / size)
-    table[0] /= math.sqrt(2)
-    return table
 
 
 def likeliest(form: Embedded, places: Blurred, patches: Blurred, total: Blurred, caution: float = 1.0) -> Tensor:
