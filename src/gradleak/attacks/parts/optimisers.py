@@ -60,16 +60,22 @@ class LBFGS:
     """Limited-memory BFGS, every lane with its own memory and its own backtracking line search."""
 
     memory: int = 20
+    most: int | None = None
+    """Numbers remembered at most: of large pictures fewer steps than `memory`."""
     tries: int = 12
     per_step: float = 1.3
 
     def begin(self, z: Tensor) -> State:
-        shape = (self.memory, *z.shape)
+        kept = self.memory if self.most is None else max(1, min(self.memory, self.most // z.numel()))
+        shape = (kept, *z.shape)
         return {"s": z.new_zeros(shape), "y": z.new_zeros(shape), "rho": z.new_zeros(shape[:2]),
-                "total": z.new_zeros(0), "match": z.new_zeros(0), "g": z.new_zeros(0)}
+                "total": z.new_zeros(0), "match": z.new_zeros(0), "g": z.new_zeros(0),
+                "still": torch.zeros(len(z), dtype=torch.bool, device=z.device)}
 
     def step(self, z: Tensor, state: State, evaluate: Evaluate, rate: float) -> tuple[Tensor, Tensor, Value, State]:
         here = Value(state["total"], state["match"], state["g"]) if len(state["g"]) else evaluate(z)
+        if bool(state["still"].all()):  # nothing lower straight downhill either: it would be searched again in vain
+            return z, z, here, state
         direction = self._direction(here.gradient, state)
         slope = (direction * here.gradient).sum(1)
         uphill = slope >= 0
@@ -79,12 +85,13 @@ class LBFGS:
         first = rate / here.gradient.abs().sum(1).clamp_min(1e-12)
         reach = torch.where(fresh | uphill, first.clamp_max(rate), torch.full_like(first, rate))
         point, there, found = self._search(z, here, direction, slope, reach, evaluate)
-        return point, point, there, self._remember(state, point - z, here, there, found)
+        after = self._remember(state, point - z, here, there, found)
+        return point, point, there, {**after, "still": ~found & (fresh | uphill)}
 
     def _direction(self, gradient: Tensor, state: State) -> Tensor:
         """The two-loop recursion; a pair with rho 0 is empty and changes nothing."""
         q, rho = -gradient, state["rho"]
-        used = [i for i in range(self.memory) if bool(rho[i].any())]
+        used = [i for i in range(len(rho)) if bool(rho[i].any())]
         alphas = {}
         for i in reversed(used):
             alphas[i] = rho[i] * (state["s"][i] * q).sum(1)
@@ -115,7 +122,8 @@ class LBFGS:
             if bool(found.all()):
                 break
             guess = -slope * reach.square() / (2 * (value.total - here.total - slope * reach))
-            reach = torch.where(guess.isfinite(), guess.clamp(0.1 * reach, 0.5 * reach), 0.1 * reach)
+            nearer = torch.where(guess.isfinite(), guess.clamp(0.1 * reach, 0.5 * reach), 0.1 * reach)
+            reach = nearer.to(reach)  # totals may be more precise than points
         return point, best, found
 
     def _remember(self, state: State, s: Tensor, here: Value, there: Value, found: Tensor) -> State:
