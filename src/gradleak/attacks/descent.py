@@ -392,8 +392,8 @@ def _there(seen: Observation, start: Guess | None) -> Tensor | None:
 
 
 def _labels(seen: Observation, start: Guess | None, read: Read) -> Read:
-    """Those of an earlier answer, which may belong to other sentences, where none were granted."""
-    if start is None or read.joint or seen.vocabulary is None or Know.LABELS in seen.facts:
+    """Those of an earlier answer where none were granted: it may hold other sentences, or know its images' better."""
+    if start is None or read.joint or Know.LABELS in seen.facts:
         return read
     kept = start.state.get("labels", start.batch.y)
     return read if kept.shape != read.labels.shape else replace(read, labels=kept)
