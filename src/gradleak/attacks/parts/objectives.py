@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from gradleak.factored import TINY, Reference, Stacked
+from gradleak.factored import TINY, Reference, Stacked, dense
 from gradleak.products import Products, differences, products
 
 Objective = Callable[[Stacked, Reference], Tensor]
@@ -13,6 +14,9 @@ Objective = Callable[[Stacked, Reference], Tensor]
 NEGLIGIBLE = 1e-12
 """A parameter with less than this share of the update's squared length has no direction but rounding: the bias of an
 attention key, to which softmax is blind."""
+
+EXACT = 1e-14
+"""Angles below this are float32's rounding."""
 
 
 @dataclass(frozen=True)
@@ -111,3 +115,27 @@ def balanced(objective: ByProducts, power: float = 1.0) -> ByProducts:
     goes with its length instead of its square.
     """
     return replace(objective, balance=power)
+
+
+def likelihood(stacked: Stacked, reference: Reference) -> Tensor:
+    """One minus the cosine of each parameter, their geometric mean over all entries.
+
+    Every layer may have been scaled and carries noise, both unknown: then the logarithm of this, times half the number
+    of entries, is how unlikely the update is. Noise as large as each layer's entries, or as large everywhere, need not
+    be told apart. Angles are taken from differences, as the truth's are small and one minus a cosine is all rounding.
+    """
+    whole = dense(stacked)
+    told = [name for name, size in reference.sizes.items()
+            if float(size) > NEGLIGIBLE * float(reference.all_sizes.sum()) and name in whole]
+    counts = [reference[name].numel() for name in told]
+    turns = [count * _turn(whole[name].flatten(1), reference[name].flatten()).log()
+             for name, count in zip(told, counts, strict=True)]
+    return (torch.stack(turns).sum(0) / sum(counts)).exp()
+
+
+def _turn(found: Tensor, sent: Tensor) -> Tensor:
+    """One minus the cosine, a number a lane, in float64."""
+    size = sent.square().sum(dtype=torch.float64)
+    length = found.square().sum(1, dtype=torch.float64).clamp_min(TINY)
+    off = found * (size / length).sqrt().to(found)[:, None] - sent
+    return (off.square().sum(1, dtype=torch.float64) / (2 * size)).clamp_min(EXACT)

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradleak.attacks.parts.spaces import Room
+from gradleak.attacks.parts.spaces import PixelRoom, Room
 from gradleak.attacks.parts.tokens import TokenRoom
 from gradleak.norms import Met, Moments, Statistics, moments
 
 Prior = Callable[[Tensor, Room], Tensor]
+
+FLAT = 1e-3
+"""Pictures vary more than this from pixel to pixel: none is drawn towards grey because grey would be so likely."""
 
 
 def total_variation(x: Tensor, room: Room | None = None) -> Tensor:
@@ -18,6 +21,13 @@ def total_variation(x: Tensor, room: Room | None = None) -> Tensor:
     down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
     across = (x[..., :, 1:] - x[..., :, :-1]).abs().flatten(1).mean(1)
     return down + across
+
+
+def outlines(x: Tensor, room: Room) -> Tensor:
+    """How unlikely the differences of neighbouring pixels are, of whatever contrast: the logarithm of the total variation
+    for every pixel, shared out among the numbers of the update, as the logarithm of a likelihood is."""
+    assert isinstance(room, PixelRoom)
+    return total_variation(x).clamp_min(FLAT).log() * (room.unknowns / room.told)
 
 
 def word_length(x: Tensor, room: Room) -> Tensor:

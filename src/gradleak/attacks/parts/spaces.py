@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from gradleak.attacks.parts.spectrum import Spectrum
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import Batch, Observation
@@ -95,8 +96,21 @@ class Smooth:
         return PixelRoom(seen, count, self.box, self.begin, self.power)
 
 
+@dataclass(frozen=True)
+class Waves:
+    """Waves of light and colour, weighed by (1 + frequency^2)^(-power/2) and by colour, less than they differ in
+    pictures: what to move in once large shapes are there and fine ones are wanted."""
+
+    power: float = 0.5
+    colours: tuple[float, ...] = (1.0, 0.5, 0.4)
+    begin: Begin = "uniform"
+
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "WaveRoom":
+        return WaveRoom(seen, count, self)
+
+
 class PixelRoom:
-    """Images, as pixels or as weighed frequencies."""
+    """Images, as pixels or as weighed frequencies. `told` is how many numbers the update says of them."""
 
     tokens = 0
     beside = 0
@@ -107,6 +121,7 @@ class PixelRoom:
         self.shape = (count, *seen.shape)
         self.unknowns = math.prod(self.shape)
         self.like = next(iter(seen.params.values())).detach()
+        self.told = max(1, sum(int(value.count_nonzero()) for value in seen.update.values()))
         self.box, self.start, self.power = box, begin, power
 
     def begin(self, lanes: int, rng: Rng) -> Tensor:
@@ -146,3 +161,17 @@ class PixelRoom:
 
     def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
         return Batch(data, labels), data.clamp(0, 1)
+
+
+class WaveRoom(PixelRoom):
+    """Images as weighed waves of light and colour."""
+
+    def __init__(self, seen: Observation, count: int, waves: Waves) -> None:
+        super().__init__(seen, count, False, waves.begin, 0.0)
+        self.spectrum = Spectrum.of(seen.shape, self.like, 1.0, waves.power, waves.colours)
+
+    def decode(self, unknowns: Tensor) -> Tensor:
+        return self.spectrum.picture(unknowns.reshape(-1, *self.shape) - 0.5) + 0.5
+
+    def encode(self, data: Tensor) -> Tensor:
+        return (self.spectrum.white(data - 0.5) + 0.5).flatten(1)
