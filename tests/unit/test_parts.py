@@ -1,5 +1,7 @@
 """The pieces of descent against outside references."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,8 +9,8 @@ from gradleak.attacks.parts import objectives, schedules
 from gradleak.attacks.parts.directions import clipped
 from gradleak.attacks.parts.labels import Counted
 from gradleak.attacks.parts.optimisers import LBFGS, Adam, Value
-from gradleak.attacks.parts.priors import total_variation
-from gradleak.attacks.parts.spaces import Pixels, Smooth
+from gradleak.attacks.parts.priors import outlines, total_variation
+from gradleak.attacks.parts.spaces import Pixels, Smooth, Waves
 from gradleak.factored import Reference
 from gradleak.lanes import Lanes
 from gradleak.residual import distance
@@ -52,6 +54,52 @@ def test_lbfgs_solves_badly_scaled_lanes_independently() -> None:
     both = solve(starts)
     assert torch.allclose(both, torch.ones_like(both), atol=1e-4)
     assert torch.allclose(both[1:], solve(starts[1:]), atol=1e-6)
+
+
+def test_lbfgs_asks_nothing_more_where_nothing_is_lower() -> None:
+    asked = []
+
+    def bottom(z: torch.Tensor) -> Value:
+        asked.append(z)
+        return Value(torch.zeros(len(z)), torch.zeros(len(z)), torch.ones_like(z))
+
+    optimiser, z = LBFGS(), torch.zeros(2, 3)
+    state = optimiser.begin(z)
+    for _ in range(5):
+        z, _, value, state = optimiser.step(z, state, bottom, 1.0)
+    assert len(asked) == 1 + optimiser.tries and not bool(z.any()) and not bool(value.total.any())
+
+
+def test_lbfgs_takes_totals_that_are_more_precise_than_points() -> None:
+    """And remembers no more numbers than it may."""
+    plain = quadratic(torch.tensor([1.0, 30.0, 0.1]))
+
+    def precise(z: torch.Tensor) -> Value:
+        assert z.dtype == torch.float32
+        value = plain(z)
+        return Value(value.total.double(), value.match.double(), value.gradient)
+
+    optimiser, z = LBFGS(memory=20, most=16), torch.full((1, 3), 9.0)
+    state = optimiser.begin(z)
+    assert len(state["s"]) == 5 and len(LBFGS(memory=20, most=10**6).begin(z)["s"]) == 20
+    for _ in range(40):
+        z, _, value, state = optimiser.step(z, state, precise, 1.0)
+    assert torch.allclose(z, torch.ones_like(z), atol=1e-3) and value.total.dtype == torch.float64
+
+
+def test_likelihood_is_the_geometric_mean_over_entries_and_sees_small_angles() -> None:
+    make = Rng(0).torch()
+    sent = {"a": torch.randn(30, 40, generator=make), "b": 100 * torch.randn(5, generator=make)}
+    found = {name: 3 * (value + 0.5 * value.std() * torch.randn(2, *value.shape, generator=make))
+             for name, value in sent.items()}
+    each = {name: 1 - torch.cosine_similarity(found[name].flatten(1).double(), sent[name].flatten()[None].double())
+            for name in sent}
+    theirs = ((1200 * each["a"].log() + 5 * each["b"].log()) / 1205).exp()
+    assert torch.allclose(objectives.likelihood(found, Reference(sent)), theirs, rtol=1e-5)
+    near = {name: value[None] * (1 + 1e-5 * torch.randn(value.shape, generator=make)) for name, value in sent.items()}
+    assert 1e-11 < float(objectives.likelihood(near, Reference(sent))) < 1e-10  # one minus a cosine: 0 or 6e-8
+    silent = objectives.likelihood({**found, "c": torch.zeros(2, 7)}, Reference({**sent, "c": torch.zeros(7)}))
+    assert torch.equal(silent, objectives.likelihood(found, Reference(sent)))
 
 
 def test_objectives_against_plain_formulas() -> None:
@@ -106,6 +154,16 @@ def test_total_variation_counts_edges() -> None:
     assert float(total_variation(x)) == pytest.approx(4 / 12)
 
 
+def test_pictures_are_likelier_than_noise_and_fewer_numbers_leave_them_more_say() -> None:
+    smooth = torch.linspace(0, 1, 16)[None, :] * torch.linspace(0.5, 1, 16)[:, None]
+    grey = smooth.expand(1, 1, 3, 16, 16)
+    noise = torch.rand(1, 1, 3, 16, 16, generator=Rng(0).torch())
+    room, other = (replace(images(3, 16, 16), update={"w": torch.ones(n)}) for n in (768, 7680))
+    values = [float(outlines(x, Waves().open(room, 1))) for x in (grey, noise)]
+    assert values[0] < values[1]
+    assert float(outlines(noise, Waves().open(other, 1))) == pytest.approx(values[1] / 10)
+
+
 def images(*shape: int) -> Observation:
     """As much of an observation as a space of pixels looks at."""
     return Observation({"w": torch.zeros(1)}, {}, shape, 2, lambda batch: {}, Facts({}))
@@ -118,6 +176,9 @@ def test_spaces_are_one_to_one(size: tuple[int, int]) -> None:
         room = space.open(images(1, *size), 3)
         assert room.encode(x).shape == (2, 3 * size[0] * size[1])
         assert torch.allclose(room.decode(room.encode(x)), x, atol=1e-8)
+    coloured = x.float().expand(2, 3, 3, *size)
+    waved = Waves().open(images(3, *size), 3)
+    assert torch.allclose(waved.decode(waved.encode(coloured)), coloured, atol=1e-5)
     waves = Smooth().open(images(1, 32, 32), 1).decode(torch.randn(50, 1024, generator=Rng(1).torch()) + 0.5)
     assert float(total_variation(waves).mean()) < 0.7 * float(total_variation(torch.randn_like(waves)).mean())
 

@@ -20,8 +20,8 @@ from gradleak.attacks.exact.span import span, stacked
 from gradleak.attacks.parts import objectives
 from gradleak.attacks.parts.labels import Known, count
 from gradleak.attacks.parts.optimisers import LBFGS
-from gradleak.attacks.parts.priors import total_variation
-from gradleak.attacks.parts.spaces import Smooth
+from gradleak.attacks.parts.priors import outlines
+from gradleak.attacks.parts.spaces import Waves
 from gradleak.errors import Unsuited
 from gradleak.registry import register
 from gradleak.rng import Rng
@@ -29,6 +29,9 @@ from gradleak.types import Guess, Know, Observation, following
 
 LATE, WIDE = 6, 8
 """So many of the last layers are looked at, those with so many inputs and outputs."""
+
+REMEMBERED = 2**24
+"""Numbers a matching remembers: all its steps for small pictures, a hundred for large ones."""
 
 SAMPLE = 4096
 """Entries by which a rounded layer is known."""
@@ -44,8 +47,8 @@ def subspace(steps: int = 400) -> ByKind:
     but for a few entries; if the span is filled up by noise or compression, the likeliest tokens. Then sentences: one
     place after the other for decoders, by proof and subtraction for encoders, by attention's gradient under dropout.
     """
-    matching = Descent(steps, Known(), objectives.cosine, ((1.0, total_variation),), optimiser=LBFGS(memory=100),
-                       rate=1.0, log=True, space=Smooth())
+    matching = Descent(steps, Known(), objectives.likelihood, ((1.0, outlines),), rate=1.0, log=True, space=Waves(),
+                       optimiser=LBFGS(memory=400, most=REMEMBERED))
     return ByKind(Stages((Pictures(), matching)) if steps else Pictures(), Words())
 
 
