@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradleak.attacks.descent import Descent
 from gradleak.attacks.exact.embedded import embedded
 from gradleak.attacks.exact.patches import Patches, by_place, by_span
+from gradleak.attacks.parts.labels import Known
 from gradleak.errors import Unsuited, UsageError
 from gradleak.registry import build
 from gradleak.rng import Rng
@@ -17,6 +19,8 @@ from gradleak.types import Guess, Observation
 PHOTOS = "data=photos(size=32, count=40)"
 VIT = f"image(model=vit(layers=2), {PHOTOS})"
 WIDE = f"image(model=vit(layers=2, patch=8, width=256, heads=4), {PHOTOS})"
+
+SMALL = f"image(model=vit(layers=1, patch=8), {PHOTOS})"
 
 MODELS = """
 import transformers
@@ -138,6 +142,25 @@ def test_signs_are_faced(play) -> None:
     guess, truth = answer(scene.seen), scene.secret.readings
     assert guess.notes["certain"] == 0 and guess.batch.y.tolist() == scene.secret.labels.tolist()
     assert decibels(guess.reading, truth) > decibels(torch.full_like(truth, 0.5), truth)
+
+
+def test_noisy_images_are_matched_by_likelihood(play) -> None:
+    """Far beyond the likeliest smooth picture, and beyond where one minus a cosine is lost in rounding."""
+    scene = play("noise(relative=0.1)", task=SMALL, who="curious", trial=1)
+    *_, guess = build("attack", parse("subspace(steps=150)")).guesses(scene.seen, Rng(2))
+    truth = scene.secret.readings
+    assert decibels(guess.reading, truth) > decibels(answer(scene.seen).reading, truth) + 3.3
+    assert guess.batch.y.tolist() == scene.secret.labels.tolist()
+
+
+def test_matching_keeps_the_label_it_is_handed(play) -> None:
+    """The closed form reads it off features it knows; guessing it again from typical features is worse."""
+    seen = play("noise(relative=0.1)", task=SMALL, who="curious").seen
+    start = answer(seen)
+    for label in range(3):
+        handed = replace(start, batch=replace(start.batch, y=torch.tensor([label])))
+        *_, guess = Descent(1, Known()).guesses(seen, Rng(2), handed)
+        assert guess.batch.y.tolist() == [label]
 
 
 def test_batches_with_too_many_patches_are_refused(play) -> None:
