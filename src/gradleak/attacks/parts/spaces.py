@@ -1,7 +1,7 @@
 """Where the search moves: unknowns, and how they become data. A space is opened on one observation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -80,7 +80,7 @@ class Pixels:
     begin: Begin = "normal"
 
     def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "PixelRoom":
-        return PixelRoom(seen, count, self.box, self.begin, 0.0)
+        return PixelRoom(seen, count, self.box, self.begin)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Smooth:
     begin: Begin = "uniform"
 
     def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "PixelRoom":
-        return PixelRoom(seen, count, self.box, self.begin, self.power)
+        return PixelRoom(seen, count, self.box, self.begin, lambda shape, like: Fourier(self.power))
 
 
 @dataclass(frozen=True)
@@ -105,24 +105,63 @@ class Waves:
     colours: tuple[float, ...] = (1.0, 0.5, 0.4)
     begin: Begin = "uniform"
 
-    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "WaveRoom":
-        return WaveRoom(seen, count, self)
+    def open(self, seen: Observation, count: int, there: Tensor | None = None) -> "PixelRoom":
+        return PixelRoom(seen, count, False, self.begin,
+                         lambda shape, like: Spectrum.of(shape, like, 1.0, self.power, self.colours))
+
+
+class Coding(Protocol):
+    """Pictures, as they differ from grey, as other numbers."""
+
+    def picture(self, white: Tensor) -> Tensor: ...
+
+    def white(self, picture: Tensor) -> Tensor:
+        """The inverse of `picture`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fourier:
+    """Frequencies, weighed."""
+
+    power: float
+
+    def picture(self, white: Tensor) -> Tensor:
+        return self._scaled(white, 1.0)
+
+    def white(self, picture: Tensor) -> Tensor:
+        return self._scaled(picture, -1.0)
+
+    def _scaled(self, x: Tensor, sign: float) -> Tensor:
+        scaled: Tensor = torch.fft.irfft2(torch.fft.rfft2(x) * self._weights(x) ** sign, s=x.shape[-2:])
+        return scaled
+
+    def _weights(self, like: Tensor) -> Tensor:
+        high, wide = like.shape[-2:]
+        down = torch.fft.fftfreq(high, device=like.device, dtype=like.dtype)[:, None] * high
+        across = torch.fft.rfftfreq(wide, device=like.device, dtype=like.dtype)[None] * wide
+        weights: Tensor = (1 + (down.square() + across.square()).sqrt()) ** -self.power
+        return weights / weights.square().mean().sqrt()
 
 
 class PixelRoom:
-    """Images, as pixels or as weighed frequencies. `told` is how many numbers the update says of them."""
+    """Images, as pixels or coded. `told` is how many numbers the update says of them."""
 
     tokens = 0
     beside = 0
 
-    def __init__(self, seen: Observation, count: int, box: bool, begin: Begin, power: float) -> None:
+    def __init__(
+        self, seen: Observation, count: int, box: bool, begin: Begin,
+        coding: Callable[[tuple[int, ...], Tensor], Coding] | None = None,
+    ) -> None:
         if seen.vocabulary is not None:
             raise Unsuited("this attack reads images, and the data are text; use a text attack, such as lamp")
         self.shape = (count, *seen.shape)
         self.unknowns = math.prod(self.shape)
         self.like = next(iter(seen.params.values())).detach()
         self.told = max(1, sum(int(value.count_nonzero()) for value in seen.update.values()))
-        self.box, self.start, self.power = box, begin, power
+        self.box, self.start = box, begin
+        self.coding = coding(seen.shape, self.like) if coding else None
 
     def begin(self, lanes: int, rng: Rng) -> Tensor:
         shape = (lanes, torch.Size(self.shape).numel())
@@ -132,23 +171,11 @@ class PixelRoom:
         return noise if self.start == "normal" else 0.5 + 0.01 * noise
 
     def decode(self, unknowns: Tensor) -> Tensor:
-        return self._scaled(unknowns.reshape(-1, *self.shape), 1.0)
+        x = unknowns.reshape(-1, *self.shape)
+        return self.coding.picture(x - 0.5) + 0.5 if self.coding else x
 
     def encode(self, data: Tensor) -> Tensor:
-        return self._scaled(data, -1.0).flatten(1)
-
-    def _scaled(self, x: Tensor, sign: float) -> Tensor:
-        if not self.power:
-            return x
-        scaled: Tensor = torch.fft.irfft2(torch.fft.rfft2(x - 0.5) * self._weights(x) ** sign, s=x.shape[-2:])
-        return scaled + 0.5
-
-    def _weights(self, like: Tensor) -> Tensor:
-        high, wide = like.shape[-2:]
-        down = torch.fft.fftfreq(high, device=like.device, dtype=like.dtype)[:, None] * high
-        across = torch.fft.rfftfreq(wide, device=like.device, dtype=like.dtype)[None] * wide
-        weights: Tensor = (1 + (down.square() + across.square()).sqrt()) ** -self.power
-        return weights / weights.square().mean().sqrt()
+        return (self.coding.white(data - 0.5) + 0.5 if self.coding else data).flatten(1)
 
     def settle(self, data: Tensor) -> Tensor | None:
         return data.clamp(0, 1) if self.box else None
@@ -161,17 +188,3 @@ class PixelRoom:
 
     def answer(self, data: Tensor, labels: Tensor) -> tuple[Batch, Tensor]:
         return Batch(data, labels), data.clamp(0, 1)
-
-
-class WaveRoom(PixelRoom):
-    """Images as weighed waves of light and colour."""
-
-    def __init__(self, seen: Observation, count: int, waves: Waves) -> None:
-        super().__init__(seen, count, False, waves.begin, 0.0)
-        self.spectrum = Spectrum.of(seen.shape, self.like, 1.0, waves.power, waves.colours)
-
-    def decode(self, unknowns: Tensor) -> Tensor:
-        return self.spectrum.picture(unknowns.reshape(-1, *self.shape) - 0.5) + 0.5
-
-    def encode(self, data: Tensor) -> Tensor:
-        return (self.spectrum.white(data - 0.5) + 0.5).flatten(1)
