@@ -64,6 +64,8 @@ class Rounds:
         off = residual(seen, lesson.told(best).batch).cosine
         if not begun:
             yield self._answer(lesson, best, likely, 0)
+        if done == self.times:
+            return
         local = Local(seen, lesson, self.passages, self.features)
         while done < self.times:
             done, likely = done + 1, local(likely, rng / done)
@@ -117,13 +119,10 @@ class Local:
 
 
 def believed(likely: Tensor, often: Tensor) -> Tensor:
-    """Each word's probability in each place, as cool as keeps the likeliest ones at `SURE` on average."""
+    """Each word's probability in each place, as cool as keeps the likeliest ones at `SURE` on average, if it must."""
     cool, warm = 0.0, 1.0
-    if float((likely + often).softmax(1).amax(1).mean()) > SURE:
-        for _ in range(30):
-            heat = (cool + warm) / 2
-            sure = float((heat * likely + often).softmax(1).amax(1).mean()) > SURE
-            cool, warm = (cool, heat) if sure else (heat, warm)
-    else:
-        cool = 1.0
+    for _ in range(30):
+        heat = (cool + warm) / 2
+        sure = float((heat * likely + often).softmax(1).amax(1).mean()) > SURE
+        cool, warm = (cool, heat) if sure else (heat, warm)
     return (1 - ANY) * (cool * likely + often).softmax(1) + ANY * often.softmax(0)
