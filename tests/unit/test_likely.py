@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradleak.attacks.exact import likely
+from gradleak.attacks.exact import completion, likely
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.judge import Judge, sent
@@ -98,6 +98,19 @@ def test_entries_left_out_follow_from_the_others():
     sent = whole * ((Rng(4) / "sent").uniform(whole.shape, whole) < 0.4)
     (filled,), doubt = completed([sent], Rng(5))
     assert float((filled / filled.norm() - whole / whole.norm()).norm()) < 0.02 and doubt < 0.05
+
+
+def test_one_number_of_dimensions_that_ends_badly_is_passed_over(monkeypatch):
+    plain, tried = completion._fitted, []
+
+    def once_bad(stack, sent, rank, steps):
+        tried.append(rank)
+        return -stack if len(tried) == 2 else plain(stack, sent, rank, steps)
+
+    monkeypatch.setattr(completion, "_fitted", once_bad)
+    whole = low(6)
+    sent = whole * ((Rng(4) / "sent").uniform(whole.shape, whole) < 0.5)
+    assert completed([sent], Rng(5))[1] < 0.05 and tried[2] == tried[-1] == 6
 
 
 def test_what_was_not_pruned_is_left_alone():
