@@ -7,13 +7,17 @@ import torch
 
 from gradleak import registry
 from gradleak.attacks.exact import causal, peeling
-from gradleak.attacks.exact.assembly import Assembly
+from gradleak.attacks.exact.affinity import attention
+from gradleak.attacks.exact.assembly import Assembly, bonds
+from gradleak.attacks.exact.board import Board
 from gradleak.attacks.exact.classified import classified
+from gradleak.attacks.exact.drafting import SWEPT, Drafting
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.left import Left
 from gradleak.attacks.exact.members import members
 from gradleak.attacks.exact.span import ROUNDING, span, stacked
+from gradleak.attacks.exact.transport import shares
 from gradleak.calculus import layout, peek, precise
 from gradleak.errors import Unsuited
 from gradleak.probe import probe
@@ -127,8 +131,52 @@ def test_a_token_that_is_inside_again_does_not_stop_the_search(scene) -> None:
     tokens = left.members(members(door))
     assembly.next(left, tokens)
     absent = int(next(token for token in door.vocabulary.usable.nonzero().flatten() if int(token) not in tokens[1]))
-    board = assembly.board.narrowed(left, [here + [absent] * (place == 1) for place, here in enumerate(tokens)])
-    assert all(len(sentence) > 1 for sentence, _ in board.tried(0))
+    again = assembly.drafting.narrowed(left, [here + [absent] * (place == 1) for place, here in enumerate(tokens)])
+    assert all(len(sentence) > 1 for sentence, _ in again.tried(0))
+
+
+def drafting(door, count: int, drafts: dict) -> tuple[Drafting, Left]:
+    left, how = Left(door, count), attention(door)
+    tokens = left.members(members(door))
+    known = shares(door.atoms, left.stack(door.first), tokens)
+    board = Board(door, left, known, bonds(door, how, known), tokens, Rng(1).numpy())
+    return Drafting(board, drafts), left
+
+
+def test_words_that_stand_in_each_others_places_are_exchanged(scene) -> None:
+    """Choices one by one cannot mend them: in between a word would stand twice."""
+    played = scene(count=6)
+    door = entrance(played.seen)
+    sentence = max(truths(played.secret), key=len)
+    wrong = (sentence[0], sentence[2], sentence[1], *sentence[3:])
+    found, _ = drafting(door, 6, {wrong: SWEPT})
+    choices = [sorted({*here, *sentence}) if 0 < place < len(sentence) - 1 else here
+               for place, here in enumerate(found.board.choices(len(sentence)))]
+    mended = found.board.exchanged(torch.tensor(wrong), choices, lambda off: off.sqrt().mean(1))
+    assert wrong != sentence and tuple(mended.tolist()) == sentence
+
+
+def test_what_was_drafted_for_one_sentence_serves_the_next(scene) -> None:
+    played = scene(count=3)
+    door = entrance(played.seen)
+    one, other, _ = sorted(truths(played.secret))
+    before, left = drafting(door, 3, {one: SWEPT, other: SWEPT, (*other[:1], other[1], *other[1:-2], other[-1]): SWEPT})
+    assert left.prove(one) is not None
+    after = before.narrowed(left, left.members(members(door)))
+    nearest, off = next(after.resumed())
+    assert nearest == other and off < 1e-4 and left.prove(nearest) is not None
+
+
+def test_a_survey_puts_the_true_word_of_a_place_first(scene) -> None:
+    played = scene(count=6)
+    door = entrance(played.seen)
+    sentence = max(truths(played.secret), key=len)
+    found, _ = drafting(door, 6, {})
+    choices = [[*range(10, 40), token] if 0 < place < len(sentence) - 1 else [token]
+               for place, token in enumerate(sentence)]
+    draft = [*sentence[:2], 10, *sentence[3:]]
+    ranked = found.board.surveyed(draft, choices)
+    assert ranked[2][0] == sentence[2] and sorted(ranked[2]) == sorted(choices[2])
 
 
 def test_an_absent_sentence_is_never_proven(scene) -> None:
