@@ -7,7 +7,7 @@ import torch
 
 from gradleak.attacks.exact.affinity import Attention, affinity, attention
 from gradleak.attacks.exact.board import Board, Bonds
-from gradleak.attacks.exact.drafting import Drafting
+from gradleak.attacks.exact.drafting import ALIKE, Drafting, alike
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.left import Left
 from gradleak.attacks.exact.reading import Sentence
@@ -61,13 +61,9 @@ class Assembly:
         """The nearest misses that are unlike each other and unlike what was found."""
         chosen: list[Sentence] = []
         for sentence in sorted(self.missed, key=lambda one: self.missed[one]):
-            if len(chosen) < wanted and all(_alike(sentence, other) < 0.7 for other in (*found, *chosen)):
+            if len(chosen) < wanted and all(alike(sentence, other) < ALIKE for other in (*found, *chosen)):
                 chosen.append(sentence)
         return chosen
-
-
-def _alike(one: Sentence, other: Sentence) -> float:
-    return sum(a == b for a, b in zip(one, other, strict=False)) / max(len(one), len(other))
 
 
 def bonds(door: Entrance, how: Attention, known: Shares) -> Bonds:

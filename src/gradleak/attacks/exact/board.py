@@ -28,6 +28,9 @@ so that most of a sentence is in place around each change."""
 WORST = 12
 """Places whose words are exchanged."""
 
+WELL = 1 / 4
+"""A place that is nearer than this share of the worst one is left alone."""
+
 Of = Callable[[Tensor], Tensor]
 """How far a sentence is, by how far each of its tokens is (n x L to n)."""
 
@@ -150,10 +153,9 @@ class Board:
         off = self.far(drafts, which)
         score = of(off)
         places = [place for place, here in enumerate(choices) if here.shape[1] > 1]
-        order = sorted(places, key=lambda place: -float(off[:, place if off.shape[1] > 1 else 0].mean()))
         for _ in range(sweeps):
             before = score.clone()
-            for place in order:
+            for place in _worst(off, places):
                 many = choices[place].shape[1]
                 whole = drafts[:, None].repeat(1, many, 1)
                 whole[:, :, place] = choices[place]
@@ -165,7 +167,7 @@ class Board:
                 score = torch.where(wins, values[lanes, best], score)
             if bool((score == before).all()):
                 break
-            order = [places[i] for i in self.rng.permutation(len(places))]
+            off = self.far(drafts, which)
         return drafts
 
     def exchanged(self, draft: Tensor, choices: list[list[int]], of: Of) -> Tensor:
@@ -200,6 +202,14 @@ class Board:
         layer = self.door.middle[0].name if which == "middle" and not self.asked else self.witness
         x = self._reached(sentences, layer).float()
         return (x @ self.outside[which]).square().sum(-1).sqrt() / x.square().sum(-1).sqrt()
+
+
+def _worst(off: Tensor, places: list[int]) -> list[int]:
+    """The places that fit worst first, without those that fit well in all drafts: the wrong words are not there."""
+    if off.shape[1] == 1:
+        return places
+    share = (off / off.amax(1, keepdim=True).clamp_min(1e-30)).amax(0)
+    return sorted((place for place in places if float(share[place]) > WELL), key=lambda place: -float(share[place]))
 
 
 def _thinned(rest: Tensor, rng: np.random.Generator) -> Tensor:

@@ -25,7 +25,11 @@ FEW, MORE = 12, 24
 """Choices a place of those that belong to a draft, and of those that a survey adds to them."""
 
 NEAREST, LAST = 6, 3
-"""Drafts that are surveyed, and drafts that are improved by every choice, a round."""
+"""Drafts that are surveyed, half as many of those from before, and drafts that are improved by every choice, a
+round."""
+
+ALIKE = 0.7
+"""The share of common places from which two drafts are of one sentence."""
 
 LENGTHS = 4
 """Drafts that are improved by every choice, where only the classified token tells."""
@@ -59,7 +63,7 @@ class Drafting:
             return
         yield from self._judged()
         yield from self._swept(of)
-        yield from self._surveyed(of)
+        yield from self._surveyed(of, NEAREST)
         yield from self._done(of)
 
     def resumed(self) -> Tried:
@@ -69,7 +73,7 @@ class Drafting:
         of = _OF[0]
         yield from self._judged()
         yield from self._swept(of)
-        yield from self._surveyed(of)
+        yield from self._surveyed(of, NEAREST // 2)
 
     def _drafts(self, length: int) -> Tensor:
         """The few best of many starts."""
@@ -80,12 +84,16 @@ class Drafting:
         far = _OF[0](self.board.far(starts, "middle"))
         return starts[far.argsort(stable=True)[:DRAFTS]]
 
-    def _nearest(self, effort: int, of: Of) -> list[Sentence]:
-        """The drafts on which so much was worked, nearest first."""
+    def _nearest(self, effort: int, of: Of, most: int) -> list[Sentence]:
+        """The drafts on which so much was worked, nearest first, of several that are alike the nearest."""
         off: dict[Sentence, float] = {}
         for rows in self._by_length(effort):
             off |= dict(zip(map(tuple, rows.tolist()), of(self.board.far(rows, "middle")).tolist(), strict=True))
-        return sorted(off, key=lambda row: (off[row], row))
+        found: list[Sentence] = []
+        for row in sorted(off, key=lambda row: (off[row], row)):
+            if len(found) < most and not any(len(row) == len(other) and alike(row, other) > ALIKE for other in found):
+                found.append(row)
+        return found
 
     def _by_length(self, effort: int) -> list[Tensor]:
         rows = sorted(row for row, done in self.effort.items() if done == effort)
@@ -113,9 +121,9 @@ class Drafting:
             better = torch.stack([self.board.exchanged(row, choices, of) for row in better])
             yield from self._raised(map(tuple, rows.tolist()), better, SWEPT)
 
-    def _surveyed(self, of: Of) -> Tried:
+    def _surveyed(self, of: Of, most: int) -> Tried:
         """The nearest drafts by the choices that a survey puts first, beside those that belong to the draft."""
-        for row in self._nearest(SWEPT, of)[:NEAREST]:
+        for row in self._nearest(SWEPT, of, most):
             draft, choices = list(row), self.board.choices(len(row))
             both = zip(self.board.surveyed(draft, choices), self.board.ranked(draft, choices), strict=True)
             mixed = [_interleaved(one, other) for one, other in both]
@@ -125,7 +133,7 @@ class Drafting:
 
     def _done(self, of: Of) -> Tried:
         """The nearest ones by every choice, then by what reaches further."""
-        for row in self._nearest(SURVEYED, of)[:LAST]:
+        for row in self._nearest(SURVEYED, of, LAST):
             ranked = self.board.ranked(list(row), self.board.choices(len(row)))
             better = self.board.improved(torch.tensor([row]), _cut([ranked], None), "middle", of, 1)
             yield from self.board.judged(better)
@@ -148,6 +156,11 @@ class Drafting:
         for _, row, ranks in sorted(near)[:LENGTHS]:
             better = self.board.improved(torch.tensor([row]), _cut([ranks], None), "deep", _mean, 2)
             yield from self.board.judged(better)
+
+
+def alike(one: Sentence, other: Sentence) -> float:
+    """The share of places in which two sentences agree."""
+    return sum(a == b for a, b in zip(one, other, strict=False)) / max(len(one), len(other))
 
 
 def _mean(off: Tensor) -> Tensor:
