@@ -55,7 +55,7 @@ class Drafting:
     def tried(self, number: int) -> Tried:
         """New drafts as they are, then improved."""
         of = _OF[number % len(_OF)]
-        lengths = self.board.lengths(every=number % 6 == 5)
+        lengths = self.board.lengths(every=number % 3 == 2)
         found = [rows for rows in (self._drafts(length) for length in lengths) if len(rows)]
         self.effort |= {tuple(row): RAW for rows in found for row in rows.tolist() if tuple(row) not in self.effort}
         if self.board.asked:
