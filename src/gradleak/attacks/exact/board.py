@@ -28,6 +28,9 @@ so that most of a sentence is in place around each change."""
 WORST = 12
 """Places whose words are exchanged."""
 
+TOGETHER = 256
+"""Sentences that pass through all layers at a time."""
+
 WELL = 1 / 4
 """A place that is nearer than this share of the worst one is left alone."""
 
@@ -174,23 +177,30 @@ class Board:
         """Two words of a draft (L) in each other's places, the best two among the places that fit worst, while that
         helps: choices one by one cannot, as a word that stands twice is worse than one that stands wrongly."""
         open_ = torch.tensor([len(here) > 1 for here in choices])
-        allowed = [set(here) for here in choices]
         while True:
             off = self.far(draft[None], "middle")
             worst = off[0].masked_fill(~open_, -1.0).argsort(descending=True, stable=True)
-            tokens, places = draft.tolist(), sorted(worst[: min(WORST, int(open_.sum()))].tolist())
-            pairs = [(a, b) for a, b in combinations(places, 2) if tokens[a] != tokens[b]
-                     and tokens[a] in allowed[b] and tokens[b] in allowed[a]]
-            if not pairs:
+            tried = _exchanges(draft, choices, sorted(worst[: min(WORST, int(open_.sum()))].tolist()))
+            if not len(tried):
                 return draft
-            whole, (a, b) = draft.repeat(len(pairs), 1), torch.tensor(pairs).T
-            rows = torch.arange(len(pairs))
-            whole[rows, a], whole[rows, b] = draft[b], draft[a]
-            values = of(self.far(whole, "middle"))
+            values = of(self.far(tried, "middle"))
             best = int(values.argmin())
             if float(values[best]) >= float(of(off)) - 1e-7:
                 return draft
-            draft = whole[best]
+            draft = tried[best]
+
+    def changed(self, draft: Tensor, choices: list[list[int]], allowed: list[list[int]]) -> tuple[Tensor, float]:
+        """Of all sentences with one word of a draft changed to a choice, or two exchanged where that is allowed, the
+        one that lies nearest in the deep span, and how far it is."""
+        open_ = [place for place, here in enumerate(allowed) if len(here) > 1]
+        changes = [(place, token) for place in open_ for token in choices[place] if token != int(draft[place])]
+        places, tokens = torch.tensor(changes, dtype=torch.long).reshape(-1, 2).T
+        whole = draft.repeat(len(changes), 1)
+        whole[torch.arange(len(changes)), places] = tokens
+        whole = torch.cat([draft[None], whole, _exchanges(draft, allowed, open_)])
+        parts = [whole[first : first + TOGETHER] for first in range(0, len(whole), TOGETHER)]
+        off = torch.cat([self.far(some, "deep").mean(1) for some in parts])
+        return whole[int(off.argmin())], float(off.min())
 
     def _reached(self, sentences: Tensor, layer: str) -> Tensor:
         """What each token sends there, or where only the classified one asks, that one."""
@@ -202,6 +212,17 @@ class Board:
         layer = self.door.middle[0].name if which == "middle" and not self.asked else self.witness
         x = self._reached(sentences, layer).float()
         return (x @ self.outside[which]).square().sum(-1).sqrt() / x.square().sum(-1).sqrt()
+
+
+def _exchanges(draft: Tensor, choices: list[list[int]], places: list[int]) -> Tensor:
+    """A draft (L) with the words of two of these places exchanged, every way that is a choice (n x L)."""
+    tokens, allowed = draft.tolist(), [set(here) for here in choices]
+    pairs = [(a, b) for a, b in combinations(places, 2)
+             if tokens[a] != tokens[b] and tokens[a] in allowed[b] and tokens[b] in allowed[a]]
+    one, other = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+    whole, rows = draft.repeat(len(pairs), 1), torch.arange(len(pairs))
+    whole[rows, one], whole[rows, other] = draft[other], draft[one]
+    return whole
 
 
 def _worst(off: Tensor, places: list[int]) -> list[int]:

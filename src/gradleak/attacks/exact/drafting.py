@@ -31,8 +31,8 @@ round."""
 ALIKE = 0.7
 """The share of common places from which two drafts are of one sentence."""
 
-LENGTHS = 4
-"""Drafts that are improved by every choice, where only the classified token tells."""
+CHANGED = 6
+"""Drafts that are changed by every choice a round, where only the classified token tells."""
 
 RAW, SWEPT, SURVEYED, DONE = range(4)
 """How much a draft was worked on."""
@@ -48,18 +48,17 @@ class Drafting:
         """The drafts of sentences that may still be there, for what is left after one was found."""
         board = self.board.narrowed(left, tokens)
         choices = {length: board.choices(length) for length in {len(row) for row in self.effort}}
-        kept = {_settled(row, choices[len(row)]): min(done, SWEPT) for row, done in self.effort.items()
+        kept = {_settled(row, choices[len(row)]): done for row, done in self.effort.items()
                 if choices[len(row)]}
         return Drafting(board, kept)
 
     def tried(self, number: int) -> Tried:
         """New drafts as they are, then improved."""
         of = _OF[number % len(_OF)]
-        lengths = self.board.lengths(every=number % 3 == 2)
-        found = [rows for rows in (self._drafts(length) for length in lengths) if len(rows)]
+        found = self._started(every=number % 3 == 2)
         self.effort |= {tuple(row): RAW for rows in found for row in rows.tolist() if tuple(row) not in self.effort}
         if self.board.asked:
-            yield from self._asked(found, of, number)
+            yield from self._asked(found)
             return
         yield from self._judged()
         yield from self._swept(of)
@@ -67,13 +66,20 @@ class Drafting:
         yield from self._done(of)
 
     def resumed(self) -> Tried:
-        """The drafts there are, by what is left now: some that were just off are in reach."""
+        """The drafts there are, by what is left now: some that were just off are in reach. New ones only as they are:
+        those made of what belongs together in what is left are better worth the work."""
         if self.board.asked:
             return
         of = _OF[0]
         yield from self._judged()
+        for rows in self._started(every=False):
+            yield from self.board.judged(rows)
         yield from self._swept(of)
         yield from self._surveyed(of, NEAREST // 2)
+
+    def _started(self, every: bool) -> list[Tensor]:
+        """New drafts, length by length."""
+        return [rows for rows in map(self._drafts, self.board.lengths(every)) if len(rows)]
 
     def _drafts(self, length: int) -> Tensor:
         """The few best of many starts."""
@@ -140,22 +146,23 @@ class Drafting:
             better = self.board.improved(better, _cut([ranked], FEW), "deep", _mean, 1)
             yield from self._raised([row], better, DONE)
 
-    def _asked(self, found: list[Tensor], of: Of, number: int) -> Tried:
-        """Where only the classified token tells, little shows which words are wrong: of some lengths the nearest draft,
-        improved by every choice there is."""
+    def _asked(self, found: list[Tensor]) -> Tried:
+        """Where only the classified token tells, its distance shows that a word is wrong, hardly which, and may fall as
+        others get wrong: the best of all single changes, and once more, by every choice, of the nearest drafts."""
         for rows in found:
             yield from self.board.judged(rows)
-        near: list[tuple[float, Sentence, list[list[int]]]] = []
+        near: list[tuple[float, Sentence]] = []
         for rows in found:
             choices = self.board.choices(rows.shape[1])
-            ranked = [self.board.ranked(row, choices) for row in rows.tolist()]
-            better = self.board.improved(rows, _cut(ranked, FEW if number < 4 else MORE), "deep", of, 2)
-            yield from self.board.judged(better)
-            off = self.board.far(better, "deep").mean(1)
-            near.append((float(off.min()), tuple(better[off.argmin()].tolist()), ranked[int(off.argmin())]))
-        for _, row, ranks in sorted(near)[:LENGTHS]:
-            better = self.board.improved(torch.tensor([row]), _cut([ranks], None), "deep", _mean, 2)
-            yield from self.board.judged(better)
+            for row in rows:
+                few = [here[:FEW] for here in self.board.ranked(row.tolist(), choices)]
+                better, off = self.board.changed(row, few, choices)
+                yield from self.board.judged(better[None])
+                near.append((off, tuple(better.tolist())))
+        for _, draft in sorted(set(near))[:CHANGED]:
+            choices = self.board.choices(len(draft))
+            better, _ = self.board.changed(torch.tensor(draft), choices, choices)
+            yield from self.board.judged(better[None])
 
 
 def alike(one: Sentence, other: Sentence) -> float:
