@@ -324,6 +324,19 @@ def test_sentences_are_proven_beyond_dimensions_until_the_rest_fits(scene) -> No
     assert left.tokens == 0
 
 
+def test_beyond_dimensions_the_best_single_change_mends_a_draft(scene) -> None:
+    here = scene(count=6, width=40)
+    sentence = max(truths(here.secret), key=len)
+    found, _ = drafting(entrance(here.seen), 6, {})
+    assert found.board.asked
+    choices = [sorted({*range(8, 30), *sentence[1:-1]}) if 0 < place < len(sentence) - 1 else [token]
+               for place, token in enumerate(sentence)]
+    other = next(token for token in choices[2] if token != sentence[2])
+    for wrong in ((*sentence[:2], other, *sentence[3:]), (sentence[0], sentence[2], sentence[1], *sentence[3:])):
+        mended, off = found.board.changed(torch.tensor(wrong), choices, choices)
+        assert wrong != sentence and tuple(mended.tolist()) == sentence and off < 1e-4
+
+
 def test_a_batch_beyond_dimensions_is_read_and_proven(scene) -> None:
     here = scene(count=6, width=40)
     guess = attacked(here.seen)
