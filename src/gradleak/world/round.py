@@ -58,7 +58,7 @@ def send(
         facts[Know.NORM_STATS] = learner.statistics
     if masks:  # the one fact that keeps the client's order of examples
         facts[Know.DROPOUT] = dict(masks)
-    release = Release(params, update, learner.shape, learner.classes, facts, world.vocabulary,
+    release = Release(params, _unsigned(update), learner.shape, learner.classes, facts, world.vocabulary,
                       partial(participation.sites, learner), later)
     alive = sum(bool(value.any()) for value in plain.values()) / len(plain)
     return Sent(release, distance(update, plain).l2, norm(plain), alive, masks)
@@ -86,7 +86,12 @@ def _later(
             update, memory = defense.carry(client(params, own, here), memory)
         else:
             update = defense.protect(client)(params, own, here)
-        yield params, update
+        yield params, _unsigned(update)
+
+
+def _unsigned(update: Update) -> Update:
+    """With zeros that say nothing: a number that is multiplied by zero leaves its sign behind."""
+    return {name: value + 0.0 for name, value in update.items()}
 
 
 def _of_batch(secret: Secret, text: bool) -> dict[Know, object]:

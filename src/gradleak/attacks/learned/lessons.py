@@ -90,13 +90,14 @@ class PictureLesson:
 
 
 def pictures(seen: Observation, relabel: bool, rng: Rng) -> PictureLesson:
-    """All with the labels read off the update, or with labels of their own."""
-    labels, known = Known().read(seen, rng / "labels").labels, public(seen)
-    like, shared = next(iter(seen.params.values())), labels if relabel else None
-    examples = Pictures(known.readings.to(like), known.labels, shared, count(seen))
+    """All with the labels read off the update, or, if it does not tell them, with labels of their own."""
+    read, known = Known().read(seen, rng / "labels"), public(seen)
+    told = bool(read.confidence.any()) or known.labels is None
+    examples = Pictures(known.readings.to(next(iter(seen.params.values()))), known.labels,
+                        read.labels if relabel and told else None, count(seen))
     if len(examples) < 3:
         raise Unsuited(f"{len(examples)} public images are too few to learn from; name more")
-    return PictureLesson(seen, examples, labels)
+    return PictureLesson(seen, examples, read.labels)
 
 
 class WordLesson:

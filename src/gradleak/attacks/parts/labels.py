@@ -108,7 +108,9 @@ class Counted:
         share = (observed[likely] * feature).sum(1) / feature.square().sum(1).clamp_min(1e-30)
         counts = torch.zeros(seen.classes).to(observed)
         counts[likely] = n * (prediction - share) * (feature.square().sum(1) > 0)
-        return apportion(counts, n)
+        read = apportion(counts, n)
+        # Every example lowers its class's row. Where none that was sent is lowered, the update does not say which.
+        return read if bool((share < 0).any()) else replace(read, confidence=torch.zeros_like(read.confidence))
 
     def _typical(self, seen: Observation, likely: Tensor, n: int, rng: Rng) -> tuple[Tensor, Tensor]:
         """Per likely class: the feature its row shows, and the share of it that is there without the class."""
