@@ -64,6 +64,13 @@ class TestDefense:
         (slope,) = torch.autograd.grad(total, x)
         assert bool(slope.isfinite().all()) and float(slope.abs().max()) > 0
 
+    def test_zeros_that_are_sent_have_no_sign(self, play, spec: str) -> None:
+        """It would be that of what was left out."""
+        for client in ("one_step", "rounds(one_step, times=2)"):
+            release = play(spec, count=2, client=client).sent.release
+            for update in (release.update, *(sent for _, sent in release.later)):
+                assert not any(bool((value.signbit() & (value == 0)).any()) for value in update.values())
+
     def test_it_prints_as_what_builds_it(self, play, spec: str) -> None:
         made = registry.build("defense", parse(spec))
         assert registry.build("defense", parse(repr(made))) == made

@@ -1,6 +1,7 @@
 """Learned inversion: hashing, penalties, the closed form."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from gradleak.attacks.learned import ridge
 from gradleak.attacks.learned.examples import Pictures
 from gradleak.attacks.learned.hashing import bins, hashed, signs
 from gradleak.attacks.learned.penalties import GROWTHS, LeftOut, chosen, grown, noise, solved
+from gradleak.attacks.parts.labels import head
 from gradleak.audit.plan import Audit
 from gradleak.errors import UsageError
 from gradleak.residual import residual
@@ -213,6 +215,16 @@ def test_a_block_that_hardly_ever_differs_is_left_out(play, monkeypatch) -> None
     assert float(factors()[told]) == 0 < float(factors().max())
     sent[:, block] = 1 + 1e-6 * whole[:, block] / whole[:, block].abs().max()  # all show it, hardly differently
     assert float(factors()[told]) == 0 < float(factors().max())
+
+
+def test_labels_that_the_update_does_not_tell_are_not_given_to_public_images(play) -> None:
+    """Pruning may leave of the head only rows that are raised: those of classes nobody has."""
+    seen = play(who="informed+public_data", task=DIGITS).seen
+    weight, bias = head(seen)
+    hidden = {name: value.clamp_min(0) if name in (weight, bias) else value for name, value in seen.update.items()}
+    kept = [ridge.Ridge().open(one, Rng(0)).lesson for one in (seen, replace(seen, update=hidden))]
+    assert len(kept[0].shared) == 1 and kept[1].shared == ()
+    assert len(set(kept[1].drawn(torch.arange(20))[0].y.flatten().tolist())) > 1
 
 
 def test_a_search_can_start_from_the_closed_form(play) -> None:
