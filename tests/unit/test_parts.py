@@ -79,7 +79,7 @@ def test_lbfgs_takes_totals_that_are_more_precise_than_points() -> None:
         value = plain(z)
         return Value(value.total.double(), value.match.double(), value.gradient)
 
-    optimiser, z = LBFGS(memory=20, most=16), torch.full((1, 3), 9.0)
+    optimiser, z = LBFGS(memory=20, most=30), torch.full((1, 3), 9.0)
     state = optimiser.begin(z)
     assert len(state["s"]) == 5 and len(LBFGS(memory=20, most=10**6).begin(z)["s"]) == 20
     for _ in range(40):

@@ -8,10 +8,11 @@ from gradleak.attacks.learned import rounds
 from gradleak.attacks.learned.gauge import Gauge, gauged
 from gradleak.attacks.learned.lessons import words
 from gradleak.attacks.learned.penalties import LADDER, left_out, solved
-from gradleak.attacks.learned.rounds import believed
+from gradleak.attacks.learned.rounds import believed, moved
 from gradleak.errors import UsageError
 from gradleak.rng import Rng
 from gradleak.spec import parse
+from gradleak.types import Know
 
 LIKE = torch.zeros(())
 NEXT = "text(model=transformer3(width=32), data=sentences, public=90, limit=6)"
@@ -73,19 +74,44 @@ def test_beliefs_stay_open() -> None:
     assert torch.allclose(calm, torch.tensor([[0.3, 0.3, 0.2, 0.2]]))
 
 
-def test_every_round_tells_more(play) -> None:
-    """Words in their places, through a defense: by frequency alone, by one regression, by rounds of them."""
+def test_rounds_read_what_one_regression_does_not(play) -> None:
+    """Words in their places, through a defense; by frequency alone there would be one or none."""
     right = {"blind": 0, "once": 0, "rounds": 0}
     for trial in range(2):
         scene = play("sign", "informed+lengths+public_data", trial=trial, task=NEXT)
-        inside = scene.seen.vocabulary.usable[scene.secret.readings]
-        often = words(scene.seen, 0, Rng(0)).often.argmax()
-        right["blind"] += int((scene.secret.readings == often)[inside].sum())
-        for name, times in (("once", 0), ("rounds", 3)):
-            attack = registry.build("attack", parse(f"ridge_inverter(passages=500, rounds={times})"))
-            *_, guess = attack.guesses(scene.seen, Rng(1))
-            right[name] += int((guess.reading == scene.secret.readings)[inside].sum())
+        lesson = words(scene.seen, 0, Rng(0))
+        true = scene.secret.readings[lesson.sentences.room.inside]
+        attack = registry.build("attack", parse("ridge_inverter(passages=500, rounds=2)"))
+        once, *_, last = (guess for guess in attack.guesses(scene.seen, Rng(1)) if guess.state)
+        right["blind"] += int((true == lesson.often.argmax()).sum())
+        right["once"] += int((once.reading[lesson.sentences.room.inside] == true).sum())
+        right["rounds"] += int((last.reading[lesson.sentences.room.inside] == true).sum())
     assert right["blind"] < right["once"] < right["rounds"], right
+
+
+def test_sentences_alike_stand_in_an_order_of_their_own(play) -> None:
+    """Otherwise no regression could tell one from the other."""
+    lesson = words(play("none", "informed+lengths+public_data", count=2, task=NEXT).seen, 40, Rng(0))
+    one, other = lesson.sentences.tokens(40, Rng(1)).split(lesson.sentences.each, 1)
+    assert one.shape == other.shape
+    first, second = (lesson.embedded(part)[..., 0].sum(1) for part in (one, other))
+    assert bool((first <= second).all())
+    assert torch.equal(lesson.sentences.ordered(torch.cat([other, one], 1)), torch.cat([one, other], 1))
+
+
+def test_a_word_moves_and_those_between_make_room() -> None:
+    found = {tuple(row) for row in moved(torch.tensor([1, 2, 3, 4])).tolist()}
+    assert (1, 2, 3, 4) in found and {(2, 3, 4, 1), (1, 3, 2, 4), (4, 1, 2, 3), (1, 4, 2, 3)} <= found
+    assert len(found) == 1 + 3 * 3
+
+
+def test_what_was_dropped_is_part_of_a_fit(play, text_task) -> None:
+    who, task = "informed+labels+lengths+dropout+public_data", text_task(more=", public=1")
+    scenes = [play("none", who, client="one_step(mode=train)", trial=0, task=task) for _ in range(2)]
+    masks = {name: 1 - value for name, value in scenes[1].seen.facts[Know.DROPOUT].items()}
+    scenes[1].seen.facts._granted[Know.DROPOUT] = masks
+    one, other = (words(scene.seen, 10, Rng(0)).about for scene in scenes)
+    assert one[:2] == other[:2] and one != other
 
 
 def test_words_that_public_text_lacks_can_be_read(play, text_task) -> None:

@@ -396,4 +396,7 @@ def _labels(seen: Observation, start: Guess | None, read: Read) -> Read:
     if start is None or read.joint or Know.LABELS in seen.facts:
         return read
     kept = start.state.get("labels", start.batch.y)
-    return read if kept.shape != read.labels.shape else replace(read, labels=kept)
+    if kept.shape != read.labels.shape:
+        return read
+    sure = start.notes.get("label_confidence", float(read.confidence.mean()))
+    return replace(read, labels=kept, confidence=torch.full_like(read.confidence, sure))

@@ -19,7 +19,7 @@ FITS = 2e-4
 """Every token of a true sentence reaches the deeper layers at most this far outside their span."""
 
 ROUNDS = 6
-"""New drafts so often, the third time of every length, before the rest is given up."""
+"""New drafts so often, every third time of every length, before the rest is given up."""
 
 KEPT = 280
 """Pairs at most whose affinity is worked out."""

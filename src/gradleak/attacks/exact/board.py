@@ -198,8 +198,7 @@ class Board:
         whole = draft.repeat(len(changes), 1)
         whole[torch.arange(len(changes)), places] = tokens
         whole = torch.cat([draft[None], whole, _exchanges(draft, allowed, open_)])
-        parts = [whole[first : first + TOGETHER] for first in range(0, len(whole), TOGETHER)]
-        off = torch.cat([self.far(some, "deep").mean(1) for some in parts])
+        off = self.far(whole, "deep").mean(1)
         return whole[int(off.argmin())], float(off.min())
 
     def _reached(self, sentences: Tensor, layer: str) -> Tensor:
@@ -208,10 +207,12 @@ class Board:
         return reached[:, :1] if self.asked else reached
 
     def far(self, sentences: Tensor, which: str) -> Tensor:
-        """How far outside the span of that layer every token of every sentence is (n x L)."""
+        """How far outside the span of that layer every token of every sentence is (n x L; n x 1 where one token alone
+        tells)."""
         layer = self.door.middle[0].name if which == "middle" and not self.asked else self.witness
-        x = self._reached(sentences, layer).float()
-        return (x @ self.outside[which]).square().sum(-1).sqrt() / x.square().sum(-1).sqrt()
+        reached = [self._reached(some, layer).float() for some in torch.split(sentences, TOGETHER)]
+        return torch.cat([(x @ self.outside[which]).square().sum(-1).sqrt() / x.square().sum(-1).sqrt()
+                          for x in reached])
 
 
 def _exchanges(draft: Tensor, choices: list[list[int]], places: list[int]) -> Tensor:
@@ -227,9 +228,9 @@ def _exchanges(draft: Tensor, choices: list[list[int]], places: list[int]) -> Te
 
 def _worst(off: Tensor, places: list[int]) -> list[int]:
     """The places that fit worst first, without those that fit well in all drafts: the wrong words are not there."""
-    if off.shape[1] == 1:
+    if off.shape[1] == 1 or not places:
         return places
-    share = (off / off.amax(1, keepdim=True).clamp_min(1e-30)).amax(0)
+    share = (off / off[:, places].amax(1, keepdim=True).clamp_min(1e-30)).amax(0)
     return sorted((place for place in places if float(share[place]) > WELL), key=lambda place: -float(share[place]))
 
 

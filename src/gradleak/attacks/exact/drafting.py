@@ -48,8 +48,12 @@ class Drafting:
         """The drafts of sentences that may still be there, for what is left after one was found."""
         board = self.board.narrowed(left, tokens)
         choices = {length: board.choices(length) for length in {len(row) for row in self.effort}}
-        kept = {_settled(row, choices[len(row)]): done for row, done in self.effort.items()
-                if choices[len(row)]}
+        kept: dict[Sentence, int] = {}
+        for row, done in self.effort.items():
+            if choices[len(row)]:
+                now = _settled(row, choices[len(row)])
+                # One that was changed is another draft, which nobody has judged yet.
+                kept[now] = max(done if now == row else min(done, SWEPT), kept.get(now, RAW))
         return Drafting(board, kept)
 
     def tried(self, number: int) -> Tried:

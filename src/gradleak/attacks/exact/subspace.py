@@ -30,7 +30,7 @@ from gradleak.types import Guess, Know, Observation, following
 LATE, WIDE = 6, 8
 """So many of the last layers are looked at, those with so many inputs and outputs."""
 
-REMEMBERED = 2**24
+REMEMBERED = 2**25
 """Numbers a matching remembers: all its steps for small pictures, a hundred for large ones."""
 
 SAMPLE = 4096

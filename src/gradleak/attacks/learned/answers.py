@@ -95,8 +95,7 @@ class WordAnswers:
 
     @property
     def about(self) -> tuple[object, ...]:
-        labels = self.sentences.labels
-        return tuple(self.sentences.room.lengths.tolist()), None if labels is None else tuple(labels.tolist())
+        return self.sentences.about
 
     def _table(self, tokens: Tensor) -> Tensor:
         return F.normalize(self.sentences.room.table[tokens], dim=1)
@@ -126,6 +125,4 @@ class WordAnswers:
         number = self.number[self.possible]
         often = torch.where(number < 0, weights["often"].min(), weights["often"][number])
         scores = self._embedded(out, weights) @ self._table(self.possible).T + often
-        inside = self.possible[scores.argmax(-1)]
-        batch, reading = self.sentences.batch(inside), self.sentences.framed(inside)[0]
-        return Guess(Batch(batch.x[0], batch.y[0], {k: v[0] for k, v in batch.extra.items()}), reading)
+        return self.sentences.told(self.possible[scores.argmax(-1)][0])

@@ -115,8 +115,7 @@ class WordLesson:
 
     @property
     def about(self) -> tuple[object, ...]:
-        labels = self.sentences.labels
-        return tuple(self.sentences.room.lengths.tolist()), None if labels is None else tuple(labels.tolist())
+        return self.sentences.about
 
     @property
     def fresh(self) -> Tensor:
@@ -146,17 +145,11 @@ class WordLesson:
 
     def guess(self, said: Tensor, state: State) -> Guess:
         likely = Gauge.of(state)(said.view(self.places, -1), self.sentences.room.table)
-        return replace(self.told(self.likeliest(likely)), state={"likely": likely})
+        return replace(self.sentences.told(self.likeliest(likely)), state={"likely": likely})
 
     def likeliest(self, likely: Tensor) -> Tensor:
         """The word of every place (places x words: how likely what is said makes each), given how often they occur."""
         return (likely + self.often).argmax(1)
-
-    def told(self, inside: Tensor) -> Guess:
-        """These words as an answer."""
-        batch = self.sentences.batch(inside[None])
-        return Guess(Batch(batch.x[0], batch.y[0], {name: value[0] for name, value in batch.extra.items()}),
-                     self.sentences.framed(inside[None])[0])
 
 
 def words(seen: Observation, passages: int, rng: Rng) -> WordLesson:

@@ -27,6 +27,9 @@ SHOWN, STEADY = 0.02, 1e-8
 is that pruning hardly ever leaves anything of, or that a sure model always sends alike, cannot be told: scaled by what
 a sample shows, the first example to differ would outweigh all others."""
 
+NUMBERS = 1 << 28
+"""Numbers that lead from features to embeddings at most: with long batches and wide words there are fewer features."""
+
 WEAK, STRONG = -3.0, 1.0
 """Where the penalties' logarithms begin. Features that few examples show are worth more the more examples there are."""
 
@@ -55,10 +58,15 @@ class WordRidge:
     passages: int
 
     needs = frozenset({Know.PUBLIC_DATA})
-    evaluations = 5000
+
+    @property
+    def evaluations(self) -> int:
+        return self.passages
 
     def open(self, seen: Observation, rng: Rng) -> "Regression":
-        return Regression(seen, words(seen, self.passages, rng), self.layers, self.features)
+        lesson = words(seen, self.passages, rng)
+        most = NUMBERS // (lesson.places * lesson.sentences.room.table.shape[1])
+        return Regression(seen, lesson, self.layers, max(1, min(self.features, most)))
 
 
 Sample = tuple[Tensor, Tensor]

@@ -16,7 +16,8 @@ from gradleak.attacks.combine import PARTS
 from gradleak.attacks.descent import EXPLAINED
 from gradleak.attacks.learned.fit import Learned
 from gradleak.attacks.learned.gauge import gauged
-from gradleak.attacks.learned.lessons import WordLesson, words
+from gradleak.attacks.learned.lessons import WordLesson
+from gradleak.attacks.learned.lessons import words as made_up
 from gradleak.attacks.learned.penalties import left_out
 from gradleak.attacks.learned.rehearsal import Rehearsal, blocks
 from gradleak.residual import residual
@@ -29,6 +30,9 @@ ever found."""
 
 ANY = 0.05
 """The share of words that are drawn by how often they occur, whatever is believed."""
+
+GAIN = 1e-6
+"""A cosine that grows by less is not worth another look at every place."""
 
 TRIED = 24
 """Of each place the likeliest words are tried beside all other words of the answer, to see what explains the update."""
@@ -59,9 +63,9 @@ class Rounds:
                 if start.step < start.steps:
                     yield replace(start, step=PARTS * start.step // start.steps, steps=steps, state={})
             assert start is not None
-        lesson, done, likely = words(seen, 0, rng), int(start.state.get("round", 0)), start.state["likely"]
+        lesson, done, likely = made_up(seen, 0, rng), int(start.state.get("round", 0)), start.state["likely"]
         best = start.state.get("best", lesson.likeliest(likely))
-        off = residual(seen, lesson.told(best).batch).cosine
+        off = residual(seen, lesson.sentences.told(best).batch).cosine
         if not begun:
             yield self._answer(lesson, best, likely, 0)
         if done == self.times:
@@ -70,14 +74,14 @@ class Rounds:
         while done < self.times:
             done, likely = done + 1, local(likely, rng / done)
             for found in (lesson.likeliest(likely), local.mended(likely)):
-                now = residual(seen, lesson.told(found).batch).cosine
+                now = residual(seen, lesson.sentences.told(found).batch).cosine
                 best, off = (found, now) if now <= off else (best, off)
             done = self.times if off < EXPLAINED else done
             yield self._answer(lesson, best, likely, done)
 
     def _answer(self, lesson: WordLesson, best: Tensor, likely: Tensor, done: int) -> Guess:
-        state = {"best": best, "likely": likely, "round": torch.tensor(done)}
-        return replace(lesson.told(best), step=PARTS * (1 + done), steps=PARTS * (1 + self.times), state=state)
+        return replace(lesson.sentences.told(best), step=PARTS * (1 + done), steps=PARTS * (1 + self.times),
+                       state={"best": best, "likely": likely, "round": torch.tensor(done)})
 
 
 class Local:
@@ -93,6 +97,7 @@ class Local:
         """How likely the update makes each word of each place, seen from passages drawn by how likely they were."""
         drawn = torch.multinomial(believed(likely, self.lesson.often), self.passages, True,
                                   generator=(rng / "words").torch()).T
+        drawn = self.lesson.sentences.ordered(drawn)
         meant = self.lesson.embedded(drawn)
         others, own = left_out(self._sent(drawn, rng), meant.flatten(1), self.sent)
         return gauged(others.view_as(meant), meant)(own.view(meant.shape[1:]), self.lesson.sentences.room.table)
@@ -106,23 +111,44 @@ class Local:
         return torch.cat(rows)
 
     def mended(self, likely: Tensor) -> Tensor:
-        """The likeliest words, then place by place the one that explains the update best beside the others.
+        """The likeliest words, changed while the update is explained better: place by place to another of the likeliest
+        there, and one taken out and put in elsewhere. Behind noise passages are often read whole, a place too far on.
 
         What comes of it is an answer, not a belief: wrong words that explain an update together are hard to leave.
         """
-        often, words = self.lesson.often, self.lesson.likeliest(likely)
-        for place, choice in enumerate((likely + often).topk(min(TRIED, len(often)), 1).indices):
-            tried = words.repeat(len(choice), 1)
-            tried[:, place] = choice
-            words = tried[F.cosine_similarity(self._sent(tried), self.sent).argmax()]
-        return words
+        often, words, best = self.lesson.often, self.lesson.likeliest(likely), -1.0
+        choices = (likely + often).topk(min(TRIED, int(often.isfinite().sum())), 1).indices
+        while True:
+            for place, choice in enumerate(choices):
+                tried = words.repeat(len(choice) + 1, 1)
+                tried[1:, place] = choice
+                words, _ = self._best(tried)
+            words, now = self._best(moved(words))
+            if now <= best + GAIN:
+                return words
+            best = now
+
+    def _best(self, tried: Tensor) -> tuple[Tensor, float]:
+        """The passage (of R x places) that explains the update best, the first of equals, and its cosine."""
+        value, which = F.cosine_similarity(self._sent(tried), self.sent).max(0)
+        return tried[which], float(value)
+
+
+def moved(words: Tensor) -> Tensor:
+    """A passage, and all that have one of its words in another place, those between shifted by one."""
+    rows = [words]
+    for place in range(len(words)):
+        rest = torch.cat([words[:place], words[place + 1 :]])
+        rows += [torch.cat([rest[:to], words[place, None], rest[to:]]) for to in range(len(words)) if to != place]
+    return torch.stack(rows)
 
 
 def believed(likely: Tensor, often: Tensor) -> Tensor:
-    """Each word's probability in each place, as cool as keeps the likeliest ones at `SURE` on average, if it must."""
-    cool, warm = 0.0, 1.0
+    """Each word's probability in each place; what is likely counts less where the likeliest would otherwise be surer
+    than `SURE` on average."""
+    least, most = 0.0, 1.0
     for _ in range(30):
-        heat = (cool + warm) / 2
-        sure = float((heat * likely + often).softmax(1).amax(1).mean()) > SURE
-        cool, warm = (cool, heat) if sure else (heat, warm)
-    return (1 - ANY) * (cool * likely + often).softmax(1) + ANY * often.softmax(0)
+        weight = (least + most) / 2
+        sure = float((weight * likely + often).softmax(1).amax(1).mean()) > SURE
+        least, most = (least, weight) if sure else (weight, most)
+    return (1 - ANY) * (least * likely + often).softmax(1) + ANY * often.softmax(0)

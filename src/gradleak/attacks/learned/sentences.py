@@ -1,16 +1,18 @@
 """Made-up sentences for rehearsals: stretches of public text, or tokens drawn by how often they occur."""
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradleak.attacks.learned.examples import public
+from gradleak.attacks.learned.keep import as_bytes
 from gradleak.attacks.parts.labels import Known, count
 from gradleak.attacks.parts.tokens import TokenRoom
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
-from gradleak.types import NOTHING, Batch, Know, Observation, Vocabulary, following
+from gradleak.types import NOTHING, Batch, Guess, Know, Observation, Vocabulary, following
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,32 @@ class Sentences:
         self.room, self.source, self.causal = TokenRoom(seen, words, count(seen), True), source, seen.next_word
         self.labels = None if seen.next_word else Known().read(seen, rng).labels
         self.places = int(self.room.inside.sum())
+        self.each: list[int] = self.room.inside.sum(1).tolist()
+
+    @property
+    def about(self) -> tuple[object, ...]:
+        """What of the observation they are made like: lengths, labels, what was dropped."""
+        dropped = hashlib.blake2b(b"".join(as_bytes(value) for value in self.room.dropped.values()), digest_size=16)
+        return (tuple(self.room.lengths.tolist()), None if self.labels is None else tuple(self.labels.tolist()),
+                dropped.hexdigest() if self.room.dropped else None)
 
     def tokens(self, rows: int, rng: Rng) -> Tensor:
         """What stands inside (R x all places of the batch)."""
-        each = self.room.inside.sum(1).tolist()
-        return torch.cat([self.source.draw(rows, length, rng / number) for number, length in enumerate(each)], 1)
+        return self.ordered(torch.cat([self.source.draw(rows, length, rng / number)
+                                       for number, length in enumerate(self.each)], 1))
+
+    def ordered(self, inside: Tensor) -> Tensor:
+        """Sentences of one length and label in the order of a number of their words' embeddings: a client does not care
+        which comes first, whoever learns to tell them must."""
+        parts, groups = list(torch.split(inside, self.each, 1)), dict[tuple[int, int], list[int]]()
+        for number, length in enumerate(self.each):
+            groups.setdefault((length, 0 if self.labels is None else int(self.labels[number])), []).append(number)
+        for group in (one for one in groups.values() if len(one) > 1):
+            alike = torch.stack([parts[number] for number in group], 1)
+            order = self.room.table[alike][..., 0].sum(2).argsort(1)
+            for number, part in zip(group, alike.gather(1, order[..., None].expand_as(alike)).unbind(1), strict=True):
+                parts[number] = part
+        return torch.cat(parts, 1)
 
     def framed(self, inside: Tensor) -> Tensor:
         """Rows of tokens (R x B x L)."""
@@ -95,6 +118,12 @@ class Sentences:
             assert self.labels is not None
             labels = self.labels.expand(len(rows), -1)
         return self.room.told(rows, labels)
+
+    def told(self, inside: Tensor) -> Guess:
+        """These words (all places of the batch) as an answer."""
+        batch = self.batch(inside[None])
+        return Guess(Batch(batch.x[0], batch.y[0], {name: value[0] for name, value in batch.extra.items()}),
+                     self.framed(inside[None])[0])
 
     def known(self) -> Tensor:
         """Tokens that made-up sentences can hold."""

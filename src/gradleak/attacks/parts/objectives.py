@@ -16,7 +16,7 @@ NEGLIGIBLE = 1e-12
 attention key, to which softmax is blind."""
 
 EXACT = 1e-14
-"""Angles below this are float32's rounding."""
+"""One minus a cosine below this is rounding."""
 
 
 @dataclass(frozen=True)

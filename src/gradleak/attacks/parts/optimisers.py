@@ -61,12 +61,12 @@ class LBFGS:
 
     memory: int = 20
     most: int | None = None
-    """Numbers remembered at most: of large pictures fewer steps than `memory`."""
+    """Numbers remembered at most by a lane: of large pictures fewer steps than `memory`."""
     tries: int = 12
     per_step: float = 1.3
 
     def begin(self, z: Tensor) -> State:
-        kept = self.memory if self.most is None else max(1, min(self.memory, self.most // z.numel()))
+        kept = self.memory if self.most is None else max(1, min(self.memory, self.most // (2 * z.shape[1])))
         shape = (kept, *z.shape)
         return {"s": z.new_zeros(shape), "y": z.new_zeros(shape), "rho": z.new_zeros(shape[:2]),
                 "total": z.new_zeros(0), "match": z.new_zeros(0), "g": z.new_zeros(0),
@@ -74,7 +74,8 @@ class LBFGS:
 
     def step(self, z: Tensor, state: State, evaluate: Evaluate, rate: float) -> tuple[Tensor, Tensor, Value, State]:
         here = Value(state["total"], state["match"], state["g"]) if len(state["g"]) else evaluate(z)
-        if bool(state["still"].all()):  # nothing lower straight downhill either: it would be searched again in vain
+        if "still" in state and bool(state["still"].all()):
+            # Nothing is lower straight downhill either: it would be searched again in vain.
             return z, z, here, state
         direction = self._direction(here.gradient, state)
         slope = (direction * here.gradient).sum(1)

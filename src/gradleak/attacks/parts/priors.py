@@ -25,7 +25,8 @@ def total_variation(x: Tensor, room: Room | None = None) -> Tensor:
 
 def outlines(x: Tensor, room: Room) -> Tensor:
     """How unlikely the differences of neighbouring pixels are, of whatever contrast: the logarithm of the total
-    variation for every pixel, shared out among the numbers of the update, as the logarithm of a likelihood is."""
+    variation for every pixel, shared out among the numbers of the update, as the logarithm of a likelihood is. It
+    counts half as much as it would beside all of that."""
     assert isinstance(room, PixelRoom)
     return total_variation(x).clamp_min(FLAT).log() * (room.unknowns / room.told)
 
