@@ -34,8 +34,9 @@ ANY = 0.05
 GAIN = 1e-6
 """A cosine that grows by less is not worth another look at every place."""
 
-TRIED = 24
-"""Of each place the likeliest words are tried beside all other words of the answer, to see what explains the update."""
+TRIED, SWEEPS = 24, 4
+"""Of each place so many of the likeliest words are tried beside all others of the answer, no more in all than a round
+has passages, to see what explains the update; and all again, so often, while that helps."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class Rounds:
             return
         local = Local(seen, lesson, self.passages, self.features)
         while done < self.times:
-            done, likely = done + 1, local(likely, rng / done)
+            before, likely = likely, local(likely, rng / done)
+            yield replace(self._answer(lesson, best, before, done), step=PARTS * (1 + done) + PARTS // 2)
+            done += 1
             for found in (lesson.likeliest(likely), local.mended(likely)):
                 now = residual(seen, lesson.sentences.told(found).batch).cosine
                 best, off = (found, now) if now <= off else (best, off)
@@ -117,16 +120,18 @@ class Local:
         What comes of it is an answer, not a belief: wrong words that explain an update together are hard to leave.
         """
         often, words, best = self.lesson.often, self.lesson.likeliest(likely), -1.0
-        choices = (likely + often).topk(min(TRIED, int(often.isfinite().sum())), 1).indices
-        while True:
+        many = min(TRIED, int(often.isfinite().sum()), max(1, self.passages // len(words)))
+        choices = (likely + often).topk(many, 1).indices
+        for _ in range(SWEEPS):
             for place, choice in enumerate(choices):
                 tried = words.repeat(len(choice) + 1, 1)
                 tried[1:, place] = choice
                 words, _ = self._best(tried)
             words, now = self._best(moved(words))
             if now <= best + GAIN:
-                return words
+                break
             best = now
+        return words
 
     def _best(self, tried: Tensor) -> tuple[Tensor, float]:
         """The passage (of R x places) that explains the update best, the first of equals, and its cosine."""
