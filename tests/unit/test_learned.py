@@ -276,7 +276,7 @@ def test_sentences_of_other_labels_or_lengths_are_another_fit(play, text_task) -
         scene = play(who="informed+labels+lengths+token_frequencies", client="one_step(mode=eval)", trial=trial,
                      task=text_task(more=", public=1"))
         lengths = tuple((scene.secret.readings != -1).sum(1).tolist())
-        return (lengths, tuple(scene.secret.labels.tolist())), registry.build(
+        return (lengths, tuple(scene.secret.labels.tolist()), None), registry.build(
             "attack", parse("lti_p")).fits.open(scene.seen, Rng(0)).about
 
     found = [about(trial) for trial in range(5)]
