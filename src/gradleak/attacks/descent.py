@@ -1,7 +1,7 @@
 """The one matching loop: change candidates until the replayed update looks like the observed one."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import cast
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.parts import directions, moves, objectives, schedules
-from gradleak.attacks.parts.labels import Counted, Labels, Read, Said, count
+from gradleak.attacks.parts.labels import Counted, Labels, Read, Said, count, handed
 from gradleak.attacks.parts.objectives import Objective
 from gradleak.attacks.parts.optimisers import Adam, Evaluate, Optimiser, Value
 from gradleak.attacks.parts.priors import Moment, Prior
@@ -102,7 +102,7 @@ class Descent:
                            "moves words under labels that stay; use tag or lti")
         resumed = start is not None and "z" in start.state
         labels = Said() if seen.next_word else self.labels
-        read = _labels(seen, start, labels.read(seen, rng / "labels"))
+        read = handed(seen, start, labels.read(seen, rng / "labels"))
         run = Matching(self, seen, read, rng, _there(seen, start))
         state = dict(start.state) if resumed and start else run.begin(start)
         every = max(1, self.steps // self.yields)
@@ -389,14 +389,3 @@ def _there(seen: Observation, start: Guess | None) -> Tensor | None:
     if start is None or seen.vocabulary is None or Know.LENGTHS in seen.facts:
         return None
     return start.state.get("there", start.reading != NOTHING)
-
-
-def _labels(seen: Observation, start: Guess | None, read: Read) -> Read:
-    """Those of an earlier answer where none were granted: it may hold other sentences, or know its images' better."""
-    if start is None or read.joint or Know.LABELS in seen.facts:
-        return read
-    kept = start.state.get("labels", start.batch.y)
-    if kept.shape != read.labels.shape:
-        return read
-    sure = start.notes.get("label_confidence", float(read.confidence.mean()))
-    return replace(read, labels=kept, confidence=torch.full_like(read.confidence, sure))

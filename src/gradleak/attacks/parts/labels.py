@@ -12,7 +12,7 @@ from gradleak.errors import Unsuited
 from gradleak.probe import probe
 from gradleak.rng import Rng
 from gradleak.tap import Untapped
-from gradleak.types import Batch, Know, Observation, Update
+from gradleak.types import Batch, Guess, Know, Observation, Update
 
 
 @dataclass(frozen=True)
@@ -201,3 +201,14 @@ class Known:
 
     def read(self, seen: Observation, rng: Rng) -> Read:
         return Given().read(seen, rng) if Know.LABELS in seen.facts else Counted().read(seen, rng)
+
+
+def handed(seen: Observation, start: Guess | None, read: Read) -> Read:
+    """Those of an earlier answer where none were granted: it may hold other sentences, or know its images' better."""
+    if start is None or read.joint or Know.LABELS in seen.facts:
+        return read
+    kept = start.state.get("labels", start.batch.y)
+    if kept.shape != read.labels.shape:
+        return read
+    sure = start.notes.get("label_confidence", float(read.confidence.mean()))
+    return replace(read, labels=kept, confidence=torch.full_like(read.confidence, sure))
