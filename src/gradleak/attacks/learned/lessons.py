@@ -156,7 +156,5 @@ def words(seen: Observation, passages: int, rng: Rng) -> WordLesson:
     """As long as those observed, with their labels."""
     vocabulary = seen.vocabulary
     assert vocabulary is not None
-    shares = torch.zeros(len(vocabulary.table))
-    counted = text(seen, vocabulary).shares
-    shares[: len(counted)] = counted
+    shares = torch.bincount(text(seen, vocabulary).tokens, minlength=len(vocabulary.table)).float()
     return WordLesson(seen, Sentences(seen, vocabulary, Frequencies(shares), rng / "labels"), passages)

@@ -110,7 +110,7 @@ class Regression:
 
     def _rows(self, numbers: Tensor, rng: Rng | None = None) -> Rows:
         """Features and targets of the batches with these numbers, piece by piece."""
-        for place, part in enumerate(torch.split(numbers, self.rehearsal.chunk)):
+        for place, part in enumerate(torch.split(numbers, self.rehearsal.chunk) if len(numbers) else ()):
             batch, target = self.lesson.drawn(part)
             sent = self.rehearsal(batch.x, batch.y, batch.extra, rng / place if rng else None)
             yield self.blocks(sent), target
@@ -201,8 +201,6 @@ class Regression:
         line = solved(scaled, total, state["centre"][used] * spread, state["mean"])
         found = {"weights": line.weights * factors[used, None], "shift": line.mean - line.centre @ line.weights,
                  "used": used}
-        if not len(self.lesson.fresh):
-            return found
         fresh = self._rows(self.lesson.fresh, rng / "fresh")
         return {**found, **self.lesson.learned([(_said(found, sent), target) for sent, target in fresh])}
 

@@ -115,7 +115,7 @@ class Local:
 
     def mended(self, likely: Tensor) -> Tensor:
         """The likeliest words, changed while the update is explained better: place by place to another of the likeliest
-        there, and one taken out and put in elsewhere. Behind noise passages are often read whole, a place too far on.
+        there, and one taken out and put in elsewhere: passages are often right but for words a place too far on.
 
         What comes of it is an answer, not a belief: wrong words that explain an update together are hard to leave.
         """
