@@ -4,6 +4,8 @@ python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8]
     [--defenses none sign] [--head 0] [--first 0] [--model minilm] [--limit 16] [--growth FILE.png]
     [--client 'local_steps(steps=4, rate=5e-5, mode={mode})']
 
+How each batch went is said on the error stream.
+
 --model "python('subspace:gpt2')" (PYTHONPATH=bench) is GPT-2's architecture with random weights and MiniLM's words.
 
 The attacker knows the batch size and nothing else: no labels, no lengths. exact: sentences read word for word; certain:
@@ -16,6 +18,7 @@ size of the vocabulary, and draws it.
 """
 
 import argparse
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
@@ -97,6 +100,9 @@ def measured(world: World, who: str, defense: str, count: int, batches: int, hea
         found.seconds.append(time.process_time() - began)
         assert seen.vocabulary is not None
         found.add(secret, guess, seen.vocabulary)
+        right = found.scores["exact_match"][-count:]
+        print(f"batch {trial + 1} of {batches}: {sum(right):.0f} of {count} word for word, {found.tokens[-1]} tokens, "
+              f"{found.seconds[-1]:.1f} s", file=sys.stderr, flush=True)
     return found
 
 

@@ -17,7 +17,7 @@ from gradleak.attacks.exact.affinity import affinity, attention, deltas
 from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import MANY, Company, Judge
-from gradleak.attacks.exact.likely import Search, hearings
+from gradleak.attacks.exact.likely import HEARD, Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, seating
 from gradleak.attacks.exact.settling import ENDS, Settling, likeliest, relabelled
@@ -30,10 +30,6 @@ LONGEST = 48
 
 GUESSES = 3
 """Sets of lengths from which sentences are begun; the whole update tells which of them is right."""
-
-HEARD = 1.15
-"""What the best of many absent words adds, beside the energy that noise has in a direction: used where a model has no
-places left in which words are surely absent."""
 
 SPARE = 8
 """Words are at an end when so many in a row add no more than words do where none stood; they are kept, too."""
@@ -77,7 +73,7 @@ def gathered(search: Search, count: int) -> tuple[Tensor, float]:
     absent = search.listed(beyond, rank) if beyond else None
     known = search.door.atoms.vectors(torch.tensor(search.opening, dtype=torch.long), torch.arange(opening))
     found: dict[int, None] = {}
-    seat, idle = HEARD * search.heard.level, 0
+    seat, idle = HEARD * search.heard.level, 0  # unless there are places in which words are surely absent
     for _ in range(min(count * max(search.ends(ENDS)), search.door.atoms.width // 2)):
         gains = listed.gains(known)
         pick = int(gains.argmax())

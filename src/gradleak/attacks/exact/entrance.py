@@ -100,6 +100,12 @@ class Entrance:
         value = self.seen.facts.get(Know.COUNT)
         return value if isinstance(value, int) else None
 
+    @cached_property
+    def drops(self) -> bool:
+        """Whether the client does, as anyone knows who wrote its training."""
+        batch, _ = self.told([self.empty], torch.zeros(1, dtype=torch.long))
+        return bool(self.seen.sites(batch))
+
     @property
     def empty(self) -> Sentence:
         """What stands for a sentence that was not read: its frame, or where there is none, any one token."""

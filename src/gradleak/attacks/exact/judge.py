@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,18 @@ class Company:
     def without(self, which: int) -> "Company":
         labels = None if self.labels is None else self.labels[:which] + self.labels[which + 1 :]
         return Company(self.sentences[:which] + self.sentences[which + 1 :], labels)
+
+
+class Single(Protocol):
+    """Says how likely sentences are, each alone."""
+
+    def __call__(self, sentences: Sequence[Sentence], label: int | None) -> list[float]: ...
+
+    def slope(self, sentence: Sentence, label: int | None) -> Tensor: ...
+
+    def first(self, sentence: Sentence) -> tuple[int | None, float]: ...
+
+    def entire(self, score: float) -> bool: ...
 
 
 class Judge:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradleak.attacks.exact.arrange import Arranged, Arranging, Shortlist, reordered
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.judge import Judge
+from gradleak.attacks.exact.judge import Judge, Single
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.span import oriented, triangle
 from gradleak.errors import Unsuited
@@ -39,6 +39,9 @@ RIVALS = 3
 
 ORDERS = 6
 """Other orders, sentences with a word less, and with a word more, that are replayed in a round."""
+
+HEARD = 1.15
+"""What the best of many absent words adds, beside the energy that noise has in a direction."""
 
 CHANCE = 20.0
 """Nats by which one of the many sentences tried may seem likelier by luck."""
@@ -124,8 +127,8 @@ def risen(values: Tensor, rows: int) -> int:
 def read(door: Entrance, rng: Rng) -> Reading:
     """One sentence, its length found out unless it was told."""
     judge, searches = Judge(door), hearings(door, rng)
-    search, start, label = _begun(searches, judge)
-    sentence, margins = _settled(search, judge, start, label)
+    search, start, label = begun(searches, judge)
+    sentence, margins = settled(search, judge, start, label)
     score = judge([sentence], label)[0]
     margin = min(margins.values(), default=max(0.0, score - judge.most))
     notes = {"rank": float(search.heard.rank), "likelihood": score, "margin": margin,
@@ -133,7 +136,7 @@ def read(door: Entrance, rng: Rng) -> Reading:
     return Reading([sentence], [[False] * len(sentence)], None if label is None else [label], notes)
 
 
-def _begun(searches: "list[Search]", judge: Judge) -> "tuple[Search, Sentence, int | None]":
+def begun(searches: "list[Search]", judge: Single) -> "tuple[Search, Sentence, int | None]":
     """Where to begin, and the label: of the likeliest lengths the one that replays best. Where entries were left out
     the first layers hardly tell lengths; then many are tried, and those near the best."""
     last = searches[-1]  # gaps look like words wherever one looks: completed, they do not
@@ -231,7 +234,7 @@ Change = tuple[int, int]
 """A place, and the token that shall stand there."""
 
 
-def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None) -> tuple[Sentence, dict[int, float]]:
+def settled(search: Search, judge: Single, sentence: Sentence, label: int | None) -> tuple[Sentence, dict[int, float]]:
     """The sentence changed while the whole update is likelier so; and by how much, in the end, the word of each place
     is likelier than any other tried there, unless nothing is left to explain."""
     now, margins = judge([sentence], label)[0], dict[int, float]()
@@ -262,7 +265,7 @@ def _settled(search: Search, judge: Judge, sentence: Sentence, label: int | None
     return sentence, margins
 
 
-def _rivals(arranging: Arranging, judge: Judge, sentence: Sentence, label: int | None) -> list[Change]:
+def _rivals(arranging: Arranging, judge: Single, sentence: Sentence, label: int | None) -> list[Change]:
     """For every place the other tokens that the first layers, and the slope of the likelihood, favour most."""
     slope = judge.slope(sentence, label)
     found = dict[Change, None]()
@@ -285,7 +288,7 @@ def changed(sentence: Sentence, changes: Sequence[Change]) -> Sentence:
 
 
 def _best(
-    judge: Judge, label: int | None, groups: Sequence[list[Sentence]], now: tuple[float, Sentence],
+    judge: Single, label: int | None, groups: Sequence[list[Sentence]], now: tuple[float, Sentence],
 ) -> tuple[float, Sentence]:
     """The likeliest of groups of sentences, each of one length; or what there is now."""
     tried = ((score, each) for group in groups for score, each in zip(judge(group, label), group, strict=True))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradleak.attacks.combine import ByKind, Stages
 from gradleak.attacks.descent import Descent
-from gradleak.attacks.exact import adapters, causal, crowd, dropped, likely, peeling
+from gradleak.attacks.exact import adapters, causal, crowd, dropped, likely, peeling, veil
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.linear import first_layer
@@ -104,7 +104,9 @@ def read(door: Entrance, n: int, rng: Rng) -> Reading:
         if n > 1 and not altered and _clean_late(door):
             raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
-        return crowd.read(door, n, rng) if n > 1 else likely.read(door, rng)
+        if n > 1:
+            return crowd.read(door, n, rng)
+        return veil.read(door, rng) if door.drops else likely.read(door, rng)
     inside = members(door)
     if not inside.tokens:
         return dropped.read(door, rng)
