@@ -11,7 +11,7 @@ from gradleak.attacks.exact.affinity import attention
 from gradleak.attacks.exact.assembly import Assembly, bonds
 from gradleak.attacks.exact.board import Board
 from gradleak.attacks.exact.classified import classified
-from gradleak.attacks.exact.drafting import SWEPT, Drafting
+from gradleak.attacks.exact.drafting import DONE, SWEPT, Drafting
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.left import Left
@@ -165,6 +165,21 @@ def test_what_was_drafted_for_one_sentence_serves_the_next(scene) -> None:
     after = before.narrowed(left, left.members(members(door)))
     nearest, off = next(after.resumed())
     assert nearest == other and off < 1e-4 and left.prove(nearest) is not None
+
+
+def test_a_draft_that_what_is_left_has_changed_is_worked_on_again(scene) -> None:
+    played = scene(count=3)
+    door = entrance(played.seen)
+    one, other, _ = sorted(truths(played.secret))
+    absent = next(token for token in range(8, 34) if token not in {*one, *other})
+    wrong = (other[0], absent, *other[2:])
+    before, left = drafting(door, 3, {wrong: DONE, other: DONE})
+    tokens = [[token] for token in other]
+    assert before.narrowed(left, tokens).effort == {other: DONE}
+    alone, left = drafting(door, 3, {wrong: DONE})
+    after = alone.narrowed(left, tokens)
+    assert after.effort == {other: SWEPT}
+    assert (other, pytest.approx(0, abs=1e-3)) in list(after.resumed())
 
 
 def test_a_survey_puts_the_true_word_of_a_place_first(scene) -> None:

@@ -207,7 +207,8 @@ class _Fit:
         coordinate j moved by m, and R projecting on what lies beyond these others, it is b^2 uEu + 2 m b (REu)_j +
         m^2 (RER)_jj, divided by b^2 + 2 m b u_j + m^2 R_jj. All of this follows from products with the words.
         """
-        length: Tensor = 1 / self.back.norm(dim=2, keepdim=True).clamp_min(1e-300)
+        norm = self.back.norm(dim=2, keepdim=True)
+        length = torch.where(norm > 0, 1 / norm, 0)  # none of rows that are no words
         ahead, along = self.back * length, self.along * length
         own = (along * ahead).sum(2, keepdim=True)
         apart = along - (along @ self.seen.mT) @ self.back
