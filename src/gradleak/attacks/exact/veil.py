@@ -76,8 +76,6 @@ class Lifted:
 class Veil:
     """Judges sentences as `Judge` does, whatever their labels."""
 
-    most = math.inf
-
     def __init__(self, search: Search) -> None:
         self.search, self.energy, self.rows = search, search.heard.energy, len(search.heard.stack)
         self.noise = search.heard.level / self.rows
@@ -92,10 +90,9 @@ class Veil:
         self.noise, self.seat = self.search.heard.level / self.rows, HEARD * self.rows / 2
         plain = self.lifted(vectors)
         self.noise *= max(1.0, float(self._left(_fit(self.energy, vectors * plain.kept), vectors)))
-        beyond = range(max(places - FAR, *map(len, company.sentences)), places)
-        if not beyond:
+        if places - FAR < 2 * max(map(len, company.sentences)):  # a longer sentence might reach them
             return
-        absent = self.search.listed(beyond, max(1, self.search.heard.rank))
+        absent = self.search.listed(range(places - FAR, places), max(1, self.search.heard.rank))
         top = absent.gains((vectors * plain.kept)[0]).topk(min(TOGETHER, len(absent.tokens))).indices
         more = torch.cat([vectors.expand(len(top), -1, -1), absent.vectors[top][:, None]], 1)
         added = self.lifted(more).score.max() - self.lifted(vectors).score
