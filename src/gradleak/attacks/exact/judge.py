@@ -80,7 +80,7 @@ class Judge:
 
     def __call__(self, sentences: Sequence[Sentence], label: int | None) -> list[float]:
         """Of sentences, each alone."""
-        return self.companies([_alone(each, label) for each in sentences])
+        return self.companies([alone(each, label) for each in sentences])
 
     def given(self, company: Company) -> Update:
         """What a client with these sentences would have sent, were it not for a defense."""
@@ -94,7 +94,7 @@ class Judge:
 
     def slope(self, sentence: Sentence, label: int | None) -> Tensor:
         """How much likelier, to first order, every token makes the update in every place (L x V)."""
-        return self.slopes(_alone(sentence, label))[0]
+        return self.slopes(alone(sentence, label))[0]
 
     def first(self, sentence: Sentence) -> tuple[int | None, float]:
         """The label that is likeliest (none for a language model, which labels itself), and how likely it is so."""
@@ -103,7 +103,7 @@ class Judge:
             return None, self([sentence], None)[0]
         told = seen.facts.get(Know.LABELS)
         labels = [int(told.flatten()[0])] if isinstance(told, Tensor) else list(range(min(seen.classes, MANY)))
-        scores = self.companies([_alone(sentence, label) for label in labels])
+        scores = self.companies([alone(sentence, label) for label in labels])
         return max(zip(labels, scores, strict=True), key=lambda one: one[1])
 
     def _rise(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
@@ -170,7 +170,8 @@ def sent(update: Update) -> Sampled:
     return Sampled(update, partial(_unlikely, torch.stack(counts)), close=True)
 
 
-def _alone(sentence: Sentence, label: int | None) -> Company:
+def alone(sentence: Sentence, label: int | None = None) -> Company:
+    """A company of one."""
     return Company((sentence,), None if label is None else (label,))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.judge import Company, Judge
+from gradleak.attacks.exact.judge import Company, Judge, alone
 from gradleak.attacks.exact.likely import HEARD, Search, begun, hearings, settled
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.sparse import RATE
@@ -48,17 +48,17 @@ def read(door: Entrance, rng: Rng) -> Reading:
     searches = hearings(door, rng)
     search = searches[-1]
     veil = Veil(search)
-    veil.tune(_alone(search.arranging(search.lengths()[0]).best().sentence))
+    veil.tune(alone(search.arranging(search.lengths()[0]).best().sentence))
     search, sentence, _ = begun(searches, veil)
     margins = dict[int, float]()
     for _ in range(TUNED):
         before = sentence
-        veil.tune(_alone(sentence))
+        veil.tune(alone(sentence))
         sentence, margins = settled(search, veil, sentence, None)
         if sentence == before:
             break
     label, _ = Judge(door).first(sentence)
-    company = _alone(sentence)
+    company = alone(sentence)
     notes = {"rank": float(veil.search.heard.rank), "likelihood": veil.companies([company])[0],
              "dropout_rate": 1 - float(veil.kept(company).mean()), "margin": min(margins.values(), default=0.0),
              **{f"margin {place}": value for place, value in margins.items()}}
@@ -103,7 +103,7 @@ class Veil:
         return False
 
     def __call__(self, sentences: Sequence[Sentence], label: int | None = None) -> list[float]:
-        return self.companies([_alone(each) for each in sentences])
+        return self.companies([alone(each) for each in sentences])
 
     def first(self, sentence: Sentence) -> tuple[None, float]:
         """No label: none can be told here."""
@@ -129,7 +129,7 @@ class Veil:
 
     def slope(self, sentence: Sentence, label: int | None = None) -> Tensor:
         """What every listed token would add in every place, beside the others as they are seen (L x V)."""
-        seen = self._vectors(_alone(sentence)) * self.kept(_alone(sentence))
+        seen = self._vectors(alone(sentence)) * self.kept(alone(sentence))
         found = torch.full((len(sentence), len(self.search.door.vocabulary.table)), -torch.inf)
         for place in self.search.arranging(len(sentence)).inside:
             listed = self.search.listed(range(place, place + 1), max(1, self.search.heard.rank))
@@ -163,10 +163,6 @@ class Veil:
         said = torch.xlogy(kept, kept / (1 - rate)) + torch.xlogy(1 - kept, (1 - kept) / rate)
         cost = (said * there).sum((1, 2)) + self.seat * there.sum((1, 2))
         return Lifted(kept, (fit.explained - unsure) / (2 * self.noise) - cost)
-
-
-def _alone(sentence: Sentence) -> Company:
-    return Company((sentence,), None)
 
 
 def _rate(kept: Tensor, there: Tensor) -> Tensor:
