@@ -4,7 +4,7 @@ The first layers' energy tells the words nearly for sure, and their places rough
 which stood in one sentence. From there the whole update decides, replayed with one change at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -16,6 +16,7 @@ from gradleak.attacks.exact import likely
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
 from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import Entrance
+from gradleak.attacks.exact.gaps import heard, sifted
 from gradleak.attacks.exact.judge import MANY, Company, Judge
 from gradleak.attacks.exact.likely import HEARD, Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
@@ -46,14 +47,44 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     judge, search = Judge(door), hearings(door, rng, LONGEST)[-1]
     pool, seat = gathered(search, count)
     lengths = _lengths(search, pool, seat, count)
-    starts = [Company(way, None) for each in lengths for way in begun(door, search, pool, each, rng)]
+    beginnings = _beginnings(door, search, pool, lengths, judge.gaps, rng)
     echo = Echo(search, pool, max(map(sum, lengths)), rng / "echo")
-    guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo")
-    company, score = Settling(search, judge, _labelled(door, judge, guided), pool, echo).settled(rng)
+    found = list[tuple[float, Company]]()
+    for starts, pool in beginnings:
+        echo.listen(pool)
+        guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo")
+        company, score = Settling(search, judge, _labelled(door, judge, guided), pool, echo).settled(rng)
+        found.append((score, company))
+        if judge.entire(score):
+            break
+    score, company = max(found, key=lambda one: one[0])
     while judge.gaps and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
         company, score = Settling(search, judge, other, pool, echo).settled(rng)
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
+
+
+def single(door: Entrance, rng: Rng) -> Reading:
+    """One sentence: of which if entries were left out, and some are not explained, as a batch of one."""
+    reading, judge = likely.read(door, rng), Judge(door)
+    if not judge.gaps or judge.entire(reading.notes["likelihood"]):
+        return reading
+    return max(reading, read(door, 1, rng / "batch"), key=lambda each: each.notes["likelihood"])
+
+
+def _beginnings(
+    door: Entrance, search: Search, pool: Tensor, lengths: list[tuple[int, ...]], gaps: bool, rng: Rng,
+) -> Iterator[tuple[list[Company], Tensor]]:
+    """Companies to begin with, and the words heard: all at once; or where entries were left out, and the whole update
+    tells the truth when it is found, one guess after the other, each first made as likely as can be."""
+    if not gaps:
+        yield [Company(way, None) for each in lengths for way in begun(door, search, pool, each, rng)], pool
+        return
+    for each in lengths:
+        now = sifted(search, pool, each)
+        pool = heard(pool, now)
+        ways = parted(door, search, list(now.seats), now.lengths, rng)
+        yield [Company(way, None) for way in ways[:WAYS]], pool
 
 
 def begun(

@@ -58,6 +58,10 @@ class Echo:
         self._rows: dict[Sentence, list[Tensor]] = {}
         self._listed: dict[int, Shortlist] = {}
 
+    def listen(self, pool: Tensor) -> None:
+        """For other words from now on."""
+        self.pool, self._listed = pool, {}
+
     def entire(self, score: float) -> bool:
         """Never: energy has no limit that only the truth would reach."""
         return False

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradleak.attacks.combine import ByKind, Stages
 from gradleak.attacks.descent import Descent
-from gradleak.attacks.exact import adapters, causal, crowd, dropped, likely, peeling, veil
+from gradleak.attacks.exact import adapters, causal, crowd, dropped, peeling, veil
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.linear import first_layer
@@ -106,7 +106,7 @@ def read(door: Entrance, n: int, rng: Rng) -> Reading:
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
         if n > 1:
             return crowd.read(door, n, rng)
-        return veil.read(door, rng) if door.drops else likely.read(door, rng)
+        return veil.read(door, rng) if door.drops else crowd.single(door, rng)
     inside = members(door)
     if not inside.tokens:
         return dropped.read(door, rng)
