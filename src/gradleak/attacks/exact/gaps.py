@@ -58,7 +58,7 @@ class Entries:
     def over(self, products: Tensor) -> Tensor:
         """Sums (m x ...) of products (... x d) over the entries sent in each row."""
         sums = self.sent @ products.float().flatten(0, -2).mT
-        return sums.double().view(-1, *products.shape[:-1])
+        return sums.double().view(len(sums), *products.shape[:-1])
 
 
 @dataclass(frozen=True)
