@@ -21,7 +21,7 @@ from gradleak.attacks.exact.judge import MANY, Company, Judge
 from gradleak.attacks.exact.likely import HEARD, Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.seating import Key, seating
-from gradleak.attacks.exact.settling import ENDS, Settling, likeliest, relabelled
+from gradleak.attacks.exact.settling import ENDS, Judging, Settling, likeliest, relabelled
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import Facts, Know
@@ -38,27 +38,57 @@ SPARE = 8
 STARTS, WAYS = 24, 6
 """Random ways to part the words among the sentences, each then improved; so many of them, best first, are replayed."""
 
+WORTH = 0.05
+"""Of a nat by which a replay prefers a batch of a client that drops. What was dropped is not replayed, and is missed in
+very many entries at once, which are counted as if each told for itself."""
+
 LABELLINGS = 64
 """Ways to label a batch up to which all are tried."""
+
+
+class Doubting:
+    """Judges batches of a client that drops, by what reaches its early layers and, with doubt, by replaying them."""
+
+    def __init__(self, echo: Echo, judge: Judge) -> None:
+        self.echo, self.judge = echo, judge
+
+    def entire(self, score: float) -> bool:
+        """Never: what was dropped is left to explain."""
+        return False
+
+    def companies(self, many: Sequence[Company]) -> list[float]:
+        return _both(self.echo.companies(many), self.judge.companies(many))
+
+    def instead(self, company: Company, which: int, rivals: Sequence[Sentence]) -> list[float]:
+        return _both(self.echo.instead(company, which, rivals), self.judge.instead(company, which, rivals))
+
+    def slopes(self, company: Company) -> Tensor:
+        return self.judge.slopes(company)
+
+
+def _both(heard: Sequence[float], replayed: Sequence[float]) -> list[float]:
+    return [one + WORTH * other for one, other in zip(heard, replayed, strict=True)]
 
 
 def read(door: Entrance, count: int, rng: Rng) -> Reading:
     """All sentences of a batch; nothing of it is proven."""
     judge, search = Judge(door), hearings(door, rng, LONGEST)[-1]
+    gaps = judge.gaps and not door.drops  # of which the truth leaves nothing unexplained
     pool, seat = gathered(search, count)
     lengths = _lengths(search, pool, seat, count)
-    beginnings = _beginnings(door, search, pool, lengths, judge.gaps, rng)
+    beginnings = _beginnings(door, search, pool, lengths, gaps, rng)
     echo = Echo(search, pool, max(map(sum, lengths)), rng / "echo")
+    deciding: Judging = Doubting(echo, judge) if door.drops else judge
     found = list[tuple[float, Company]]()
     for starts, pool in beginnings:
         echo.listen(pool)
         guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo")
-        company, score = Settling(search, judge, _labelled(door, judge, guided), pool, echo).settled(rng)
+        company, score = Settling(search, deciding, _labelled(door, judge, guided), pool, echo).settled(rng)
         found.append((score, company))
-        if judge.entire(score):
+        if deciding.entire(score):
             break
     score, company = max(found, key=lambda one: one[0])
-    while judge.gaps and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
+    while gaps and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
         company, score = Settling(search, judge, other, pool, echo).settled(rng)
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)

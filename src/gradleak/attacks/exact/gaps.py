@@ -34,6 +34,9 @@ CALLED = 16
 STRIDE = 4
 """How much longer or shorter a sentence may become at a time."""
 
+FAR = 4
+"""The last places of a model, where words are surely absent."""
+
 ROUNDS = 24
 """Of changes, while they help; ten are usual."""
 
@@ -184,7 +187,7 @@ class _Sifting:
     def settled(self, now: Seated) -> Seated:
         for _ in range(ROUNDS):
             before = self.mix(now).likely
-            for change in (self._moved, self._resized, self._widened):
+            for change in (self._moved, self._widened, self._resized):
                 now = change(now)
                 if self.mix(now).likely > before + BETTER:
                     break
@@ -239,9 +242,19 @@ class _Sifting:
         return now
 
     def _resized(self, now: Seated) -> Seated:
-        """One sentence longer or shorter, if lengths are not told and that helps."""
-        tried = [now, *self._sizes(now)] if self.search.told is None else [now]
-        return max(tried, key=lambda each: self.mix(each).likely)
+        """One sentence longer or shorter, if lengths are not told and that helps: words must bring more than they do
+        where no sentence reaches."""
+        tried, absent = [now, *self._sizes(now)] if self.search.told is None else [now], self._absent(now)
+        return max(tried, key=lambda each: self.mix(each).likely - absent * len(each.seats))
+
+    def _absent(self, now: Seated) -> float:
+        """What the best of the words adds in the last places of the model; nothing where a sentence may end there."""
+        places = range(self.search.door.places)[-FAR:]
+        if places.start <= max(now.lengths) + STRIDE:
+            return 0.0
+        mix = self.mix(now)
+        added = mix.added(self._vectors([(token, place) for place in places for token in self.words]))
+        return max(0.0, float(added.max()) - mix.likely)
 
     def _sizes(self, now: Seated) -> Iterator[Seated]:
         tried = {now.lengths}
