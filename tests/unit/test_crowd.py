@@ -190,3 +190,26 @@ def test_a_lost_sentence_is_written_anew_with_its_length_and_label(scene) -> Non
     assert sum(a == b for a, b in zip(rival, other, strict=True)) >= len(other) - 2
     found, _ = settling.Settling(search, judge, lost, pool).settled(Rng(0))
     assert sorted(zip(found.sentences, found.labels, strict=True)) == sorted(zip((one, other), labels, strict=True))
+
+
+@pytest.mark.parametrize(("mode", "deciding"), [("train", "Doubting"), ("eval", "Judge")])
+def test_replays_of_a_client_that_drops_do_not_decide_alone(play, text_task, monkeypatch, mode: str, deciding: str):
+    here = play("noise(relative=0.3)", "curious", 2, f"one_step(mode={mode})", task=text_task("bert", "", 64))
+    judges = []
+
+    class Watched(crowd.Settling):
+        def settled(self, rng: Rng):
+            judges.append(self.judge)
+            return super().settled(rng)
+
+    monkeypatch.setattr(crowd, "Settling", Watched)
+    crowd.read(entrance(here.seen), 2, Rng(1))
+    assert [type(judge).__name__ for judge in judges] == ["Echo", deciding]
+    if deciding == "Doubting":
+        sentences = truths(here)
+        one, other = Company(tuple(sentences), (0, 1)), Company(tuple(sentences), (1, 1))
+        heard, doubted, replayed = ([judge.companies([each])[0] for each in (one, other)]
+                                    for judge in (judges[0], judges[1], judges[1].judge))
+        assert doubted == pytest.approx([a + crowd.WORTH * b for a, b in zip(heard, replayed, strict=True)])
+        assert judges[1].instead(one, 0, sentences[:1]) == pytest.approx(doubted[:1], rel=1e-4)
+        assert heard[0] == heard[1] and doubted[0] != doubted[1]  # labels are told by replays alone

@@ -84,7 +84,7 @@ def seated(here) -> Seated:
 
 def test_words_lengths_and_places_are_found_from_a_poor_beginning(scene):
     """From lengths that are all wrong, and without half of the words."""
-    here = scene("prune(keep=0.3)", trial=1)
+    here = scene("prune(keep=0.2)", trial=1)
     search, truth = likely.hearings(entrance(here.seen), Rng(1), 16)[-1], seated(here)
     pool = torch.unique(torch.tensor([token for token, _ in truth.seats[::2]]))
     found = gaps.sifted(search, pool, tuple(length + 1 for length in truth.lengths))
