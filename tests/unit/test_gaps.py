@@ -6,6 +6,7 @@ import torch
 from gradleak.attacks.exact import crowd, gaps, likely
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.gaps import Entries, Mix, Seated
+from gradleak.attacks.exact.judge import Judge
 from gradleak.rng import Rng
 from gradleak.types import NOTHING
 
@@ -111,3 +112,9 @@ def test_one_sentence_is_read_as_a_batch_where_something_is_left_to_explain(scen
     monkeypatch.setattr(likely, "read", lambda door, rng: right)
     monkeypatch.setattr(crowd, "read", lambda *_: pytest.fail("nothing is left to explain"))
     assert crowd.single(door, Rng(1)) is right
+
+
+def test_one_sentence_that_leaves_something_is_said_all_the_same(scene, monkeypatch):
+    here = scene("prune(keep=0.2)", count=1)
+    monkeypatch.setattr(Judge, "entire", lambda self, score: False)
+    assert list(crowd.read(entrance(here.seen), 1, Rng(1)).sentences[0]) == here.secret.readings[0].tolist()

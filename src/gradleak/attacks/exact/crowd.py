@@ -88,7 +88,8 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
         if deciding.entire(score):
             break
     score, company = max(found, key=lambda one: one[0])
-    while gaps and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
+    again = gaps and count > 1  # one sentence leaves nothing to read another out of
+    while again and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
         company, score = Settling(search, judge, other, pool, echo).settled(rng)
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
