@@ -39,6 +39,11 @@ class Entrance:
         return dictionary(self.seen, self.vocabulary, self.first[0].name, self.places)
 
     @cached_property
+    def sent(self) -> list[Tensor]:
+        """The first layers' gradients, those of which anything was sent."""
+        return [part for layer in self.first if bool((part := oriented(self.seen.update, layer)).any())]
+
+    @cached_property
     def span(self) -> Span:
         """Of the first layers' inputs: of the words."""
         return self._span(self.first)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.likely import AXES, Search
-from gradleak.attacks.exact.seating import Key, seating
-from gradleak.attacks.exact.span import oriented
+from gradleak.attacks.exact.seating import Key, framed, seating, seats
 
 ROUGH = (0.2, 0.06, 0.02)
 """How far entries may be from a mix of the words, beside their size: less and less, as fewer words are wrong."""
@@ -179,9 +178,8 @@ class _Sifting:
 
     def __init__(self, search: Search, pool: Tensor, rough: float) -> None:
         self.search, self.words, door = search, pool.tolist(), search.door
-        parts = [part for layer in door.first if bool((part := oriented(door.seen.update, layer)).any())]
         typical = door.atoms.vectors(pool, torch.full_like(pool, len(search.opening))).square().mean()
-        self.entries = Entries(parts, float(typical) * len(pool), rough)
+        self.entries = Entries(door.sent, float(typical) * len(pool), rough)
         self._called: dict[int, list[int]] = {}
 
     def settled(self, now: Seated) -> Seated:
@@ -197,11 +195,7 @@ class _Sifting:
 
     def mix(self, now: Seated) -> Mix:
         """Of the seats in their order, and of the sentences' frames."""
-        opening, closing = self.search.opening, self.search.closing
-        frames = [(token, place) for place, token in enumerate(opening)]
-        frames += [(token, length - len(closing) + back)
-                   for length in sorted(set(now.lengths)) for back, token in enumerate(closing)]
-        return Mix(self.entries, self._vectors([*now.seats, *frames]))
+        return Mix(self.entries, self._vectors([*now.seats, *framed(self.search, now.lengths)]))
 
     def _vectors(self, keys: Sequence[Key]) -> Tensor:
         return self.search.door.atoms.vectors(*torch.tensor(keys).mT)
@@ -227,8 +221,8 @@ class _Sifting:
         """Two words exchange their places, those first that help the most, while any does."""
         pairs = list(combinations(range(len(now.seats)), 2))
         while pairs:
-            mix, seats = self.mix(now), torch.tensor(now.seats)
-            tokens, places = seats[torch.tensor(pairs)].unbind(2)
+            mix = self.mix(now)
+            tokens, places = torch.tensor(now.seats)[torch.tensor(pairs)].unbind(2)
             likely = mix.changed(torch.tensor(pairs), self.search.door.atoms.vectors(tokens.flip(1), places))
             best = mix.likely
             for n in likely.argsort(descending=True).tolist():
@@ -244,8 +238,10 @@ class _Sifting:
     def _resized(self, now: Seated) -> Seated:
         """One sentence longer or shorter, if lengths are not told and that helps: words must bring more than they do
         where no sentence reaches."""
-        tried, absent = [now, *self._sizes(now)] if self.search.told is None else [now], self._absent(now)
-        return max(tried, key=lambda each: self.mix(each).likely - absent * len(each.seats))
+        if self.search.told is not None:
+            return now
+        absent = self._absent(now)
+        return max([now, *self._sizes(now)], key=lambda each: self.mix(each).likely - absent * len(each.seats))
 
     def _absent(self, now: Seated) -> float:
         """What the best of the words adds in the last places of the model; nothing where a sentence may end there."""
@@ -268,14 +264,13 @@ class _Sifting:
     def _fitted(self, now: Seated) -> Seated:
         """As many words in every place as sentences of such lengths have there: those go that are missed the least,
         those come that help the most."""
-        first, last = len(self.search.opening), len(self.search.closing)
-        wanted = Counter(place for length in now.lengths for place in range(first, length - last))
+        wanted = Counter(seats(self.search, now.lengths))
         for place in sorted({*wanted, *(place for _, place in now.seats)}):
-            while len(seats := now.at(place)) > wanted[place]:
-                now = now.but(seats[int(self.mix(now).without(seats).argmax())])
+            while len(here := now.at(place)) > wanted[place]:
+                now = now.but(here[int(self.mix(now).without(here).argmax())])
             while len(now.at(place)) < wanted[place]:
-                here = self._here(place)
-                come = here[int(self.mix(now).added(self._vectors(here)).argmax())]
+                words = self._here(place)
+                come = words[int(self.mix(now).added(self._vectors(words)).argmax())]
                 now = Seated(now.lengths, (*now.seats, come))
         return now
 

@@ -17,7 +17,7 @@ from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import Judge, Single
 from gradleak.attacks.exact.reading import Reading, Sentence
-from gradleak.attacks.exact.span import oriented, triangle
+from gradleak.attacks.exact.span import triangle
 from gradleak.errors import Unsuited
 from gradleak.rng import Rng
 from gradleak.types import Know
@@ -162,13 +162,12 @@ def hearings(door: Entrance, rng: Rng, longest: int | None = None) -> "list[Sear
     if door.atoms.placeless:
         raise Unsuited("a word looks the same in all places of this model; here models are read whose places "
                        "differ (BERT, RoBERTa, GPT-2)")
-    parts = [part for layer in door.first if bool((part := oriented(door.seen.update, layer)).any())]
-    if not parts:
+    if not door.sent:
         raise Unsuited("nothing was sent of the first layers: compression left none of their entries; match what was "
                        "sent instead: lamp, tag")
-    found = [noisy(parts)]
-    if any(pruned(part) for part in parts):
-        found.append(noisy(*completed(parts, rng / "held out")))
+    found = [noisy(door.sent)]
+    if any(pruned(part) for part in door.sent):
+        found.append(noisy(*completed(door.sent, rng / "held out")))
     return [Search(door, heard, longest) for heard in found]
 
 

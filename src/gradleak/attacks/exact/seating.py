@@ -117,9 +117,19 @@ def replaced(energy: Tensor, chosen: Tensor, seats: Tensor, pairs: tuple[Tensor,
 
 def seating(search: Search, pool: Tensor, lengths: Sequence[int], known: Sequence[Key] = ()) -> Seating:
     """Seats for sentences of such lengths, beside words whose places are known."""
+    fixed = list(dict.fromkeys([*known, *framed(search, lengths)]))
+    return Seating(search.door.atoms, search.heard.energy, pool, fixed, seats(search, lengths))
+
+
+def framed(search: Search, lengths: Sequence[int]) -> list[Key]:
+    """What opens and closes sentences of such lengths, each once."""
     opening, closing = search.opening, search.closing
-    frames = [(token, place) for place, token in enumerate(opening)]
-    frames += [(token, length - len(closing) + place)
-               for length in sorted(set(lengths)) for place, token in enumerate(closing)]
-    seats = [place for length in lengths for place in range(len(opening), length - len(closing))]
-    return Seating(search.door.atoms, search.heard.energy, pool, list(dict.fromkeys([*known, *frames])), seats)
+    return [*((token, place) for place, token in enumerate(opening)),
+            *((token, length - len(closing) + place)
+              for length in sorted(set(lengths)) for place, token in enumerate(closing))]
+
+
+def seats(search: Search, lengths: Sequence[int]) -> list[int]:
+    """The places inside sentences of such lengths."""
+    first, last = len(search.opening), len(search.closing)
+    return [place for length in lengths for place in range(first, length - last)]
