@@ -4,7 +4,7 @@ python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8]
     [--defenses none sign] [--head 0] [--first 0] [--model minilm] [--limit 16] [--growth FILE.png]
     [--client 'local_steps(steps=4, rate=5e-5, mode={mode})']
 
-How each batch went is said on the error stream.
+How each batch went, and the means so far (exact, ROUGE-1/2/L), is said on the error stream.
 
 --model "python('subspace:gpt2')" (PYTHONPATH=bench) is GPT-2's architecture with random weights and MiniLM's words.
 
@@ -71,6 +71,10 @@ class Tally:
             self.false += int((proven & ~there).sum())
         self.tests += guess.notes.get("tests", guess.notes.get("refused", 0.0))
 
+    def so_far(self) -> str:
+        mean = {name: 100 * sum(values) / len(values) for name, values in self.scores.items()}
+        return f"{mean['exact_match']:6.1f} | {mean['rouge1']:5.1f} {mean['rouge2']:5.1f} {mean['rougeL']:5.1f}"
+
 
 def _wide(rows: torch.Tensor, width: int, count: int, filler: int = NOTHING) -> torch.Tensor:
     out = torch.full((max(count, len(rows)), width), filler)
@@ -102,7 +106,7 @@ def measured(world: World, who: str, defense: str, count: int, batches: int, hea
         found.add(secret, guess, seen.vocabulary)
         right = found.scores["exact_match"][-count:]
         print(f"batch {trial + 1} of {batches}: {sum(right):.0f} of {count} word for word, {found.tokens[-1]} tokens, "
-              f"{found.seconds[-1]:.1f} s", file=sys.stderr, flush=True)
+              f"{found.seconds[-1]:.1f} s; so far {found.so_far()}", file=sys.stderr, flush=True)
     return found
 
 
@@ -119,12 +123,10 @@ def gpt2(classes: int):
 
 
 def line(corpus: str, mode: str, defense: str, count: int, found: Tally) -> str:
-    mean = {name: 100 * sum(values) / len(values) for name, values in found.scores.items()}
     tokens, seconds = found.tokens, sorted(found.seconds)
     labels = 100 * sum(found.labels) / len(found.labels)
     return (f"{corpus:5} {mode:5} {defense:26} {count:3} {len(found.labels):4} {min(tokens):4}-{max(tokens):<4} "
-            f"{mean['exact_match']:6.1f} | {mean['rouge1']:5.1f} {mean['rouge2']:5.1f} {mean['rougeL']:5.1f} | "
-            f"{labels:6.1f} | {found.certain:6} {found.false:5} {found.tests:9.0f} | "
+            f"{found.so_far()} | {labels:6.1f} | {found.certain:6} {found.false:5} {found.tests:9.0f} | "
             f"{seconds[len(seconds) // 2]:6.1f} {seconds[-1]:6.1f}")
 
 

@@ -56,6 +56,10 @@ class Doubting:
         """Never: what was dropped is left to explain."""
         return False
 
+    def quiet(self, company: Company) -> bool:
+        """Never, for the same reason."""
+        return False
+
     def companies(self, many: Sequence[Company]) -> list[float]:
         return _both(self.echo.companies(many), self.judge.companies(many))
 

@@ -83,6 +83,19 @@ class Dictionary:
         words, places, shift = (part @ directions for part in (self._gained, self._at, self._shift))
         return lambda place: torch.addcmul(shift, words + places[place], self.scales(place)[:, None])
 
+    def forms(self, form: Tensor) -> Callable[[int], Tensor]:
+        """A function of the place: v^T form v for every token's vector there, `form` symmetric (d x d)."""
+        form = form.float()
+        words, places, shift = (part @ form for part in (self._gained, self._at, self._shift))
+        own, shifted = (words * self._gained).sum(1), words @ self._shift
+
+        def at(place: int) -> Tensor:
+            spot, scales = self._at[place], self.scales(place)
+            inside = own + 2 * self._gained @ places[place] + spot @ places[place]
+            return scales.square() * inside + 2 * scales * (shifted + spot @ shift) + self._shift @ shift
+
+        return at
+
 
 def _squares(rows: Tensor) -> Tensor:
     return rows.square().sum(-1)

@@ -15,7 +15,7 @@ from gradleak.attacks.exact.arrange import Shortlist
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import Company
-from gradleak.attacks.exact.likely import Noisy, Search, noisy
+from gradleak.attacks.exact.likely import HEARD, Noisy, Search, noisy
 from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.exact.span import oriented
 from gradleak.calculus import peek
@@ -64,6 +64,10 @@ class Echo:
 
     def entire(self, score: float) -> bool:
         """Never: energy has no limit that only the truth would reach."""
+        return False
+
+    def quiet(self, company: Company) -> bool:
+        """Never: a few layers do not tell."""
         return False
 
     def companies(self, many: Sequence[Company]) -> list[float]:
@@ -148,8 +152,7 @@ def _heard(search: Search, rng: Rng) -> list[tuple[tuple[Layer, ...], Noisy]]:
 
 def _floor(layer: str, heard: Noisy, tokens: int) -> Floor:
     scale = min(1.0, LOUDEST / float(heard.energy.trace()))
-    edge = float(heard.axes[1][min(tokens, heard.energy.shape[0] // 2)])
-    edge = max(edge, FAINT * float(heard.energy.trace()) / tokens)
+    edge = max(HEARD * heard.level, FAINT * float(heard.energy.trace()) / tokens)
     return Floor(layer, scale * heard.energy.float(), scale * edge)
 
 

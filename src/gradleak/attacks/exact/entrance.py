@@ -21,6 +21,9 @@ from gradleak.types import NOTHING, Batch, Know, Observation, Vocabulary
 PLACES = 128
 """Longer sentences are not looked for."""
 
+SAMPLE = 4096
+"""Entries by which a rounded layer is known."""
+
 
 @dataclass(frozen=True)
 class Entrance:
@@ -104,6 +107,12 @@ class Entrance:
     def count(self) -> int | None:
         value = self.seen.facts.get(Know.COUNT)
         return value if isinstance(value, int) else None
+
+    @cached_property
+    def altered(self) -> bool:
+        """Whether the first layer's entries were left out or rounded: a gradient of words has hardly two alike."""
+        entries = self.seen.update[self.first[0].name].flatten()[:SAMPLE].abs()
+        return len(torch.unique(entries)) < len(entries) / 4 or float((entries == 0).float().mean()) > 0.01
 
     @cached_property
     def drops(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from gradleak.attacks.exact.completion import pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.reading import Sentence
+from gradleak.attacks.exact.remainder import remainder
 from gradleak.attacks.parts.objectives import ByProducts, Objective, cosines
 from gradleak.attacks.parts.sampled import SAMPLE, Sampled
 from gradleak.attacks.scoring import Scoring
@@ -28,6 +29,9 @@ MANY = 16
 ENTIRE = 1e-5
 """The share of what was sent that the truth may leave unexplained, on average over the layers: one wrong word leaves
 far more, rounding far less."""
+
+SURE = 3.0
+"""Standard deviations by which noise alone may seem to be more."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,13 @@ class Judge:
     def entire(self, score: float) -> bool:
         """Whether hardly anything is left to explain, so that no other sentences need be tried."""
         return score > self.most
+
+    def quiet(self, company: Company) -> bool:
+        """Whether what a batch leaves is noise alone, so that no other sentences need be tried."""
+        if self.gaps or self.door.altered:  # rounding leaves what looks like words
+            return False
+        x, y, extra = self._together(company, max(map(len, company.sentences)))
+        return remainder(self.door, Batch(x, y, extra), self.given(company)) < SURE
 
     def slope(self, sentence: Sentence, label: int | None) -> Tensor:
         """How much likelier, to first order, every token makes the update in every place (L x V)."""

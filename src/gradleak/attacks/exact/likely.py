@@ -43,6 +43,9 @@ ORDERS = 6
 HEARD = 1.15
 """What the best of many absent words adds, beside the energy that noise has in a direction."""
 
+LITTLE = 1e-2
+"""The share of a vector beyond those known at least: less is hardly another."""
+
 CHANCE = 20.0
 """Nats by which one of the many sentences tried may seem likelier by luck."""
 
@@ -223,6 +226,19 @@ class Search:
         tokens, vectors = (torch.cat(parts) for parts in zip(*lists, strict=True))
         at = torch.cat([torch.full_like(part, place) for (part, _), place in zip(lists, places, strict=True)])
         return Shortlist(tokens, at, vectors, self.heard.energy)
+
+    def called(self, known: Tensor, places: range, most: int) -> dict[int, list[int]]:
+        """The tokens of the whole vocabulary that would add the most energy in each place, beside known vectors."""
+        axes = torch.linalg.qr(known.mT).Q
+        pressed = self.heard.energy - axes @ (axes.mT @ self.heard.energy)
+        held, along = self.door.atoms.forms(pressed - (pressed @ axes) @ axes.mT), self.door.atoms.along(axes)
+        found = {}
+        for place in places:
+            fresh = self.door.atoms.squares(place) - along(place).square().sum(1)
+            gains = held(place) / fresh.clamp_min(LITTLE * self.door.atoms.squares(place))
+            gains[~self.door.vocabulary.usable] = -torch.inf
+            found[place] = gains.topk(min(most, len(gains))).indices.tolist()
+        return found
 
     def arranging(self, length: int) -> Arranging:
         listed = self.listed(range(len(self.opening), length - len(self.closing)), max(1, min(self.heard.rank, length)))

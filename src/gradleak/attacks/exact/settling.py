@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, combinations, permutations
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gradleak.attacks.exact.arrange import reordered
@@ -24,8 +25,11 @@ ENDS = 6
 NEAR = (-2, -1, 1, 2)
 """How much longer a sentence that is written anew may become."""
 
-WORDS, OTHERS = 8, 4
+STEEPEST, OTHERS = 8, 4
 """Words of the pool a place, and of the whole vocabulary, that are replayed in a round: those of the steepest slope."""
+
+FEW = 4
+"""Words a place that are put in between in a round, before all are."""
 
 ORDERS = 48
 """Orders of a sentence that are replayed in a round; all of them once nothing else helps."""
@@ -40,8 +44,13 @@ Tried = dict[tuple[int, Sentence], float]
 """How likely the batch is with another sentence in one's place."""
 
 
+
 SCREENED, OFFERED = 48, 24
-"""Rivals for a sentence's place, and batches in which two sentences change, that are judged where there is a screen."""
+"""Rivals of one length for a sentence's place, and batches in which two sentences change, that are judged where there
+is a screen."""
+
+CALLED = 512
+"""Words of the whole vocabulary a place that the first layers call for beside all others, tried once nothing helps."""
 
 
 class Judging(Protocol):
@@ -54,6 +63,8 @@ class Judging(Protocol):
     def slopes(self, company: Company) -> Tensor: ...
 
     def entire(self, score: float) -> bool: ...
+
+    def quiet(self, company: Company) -> bool: ...
 
 
 class Settling:
@@ -68,18 +79,21 @@ class Settling:
         (self.now,) = judge.companies([company])
 
     def settled(self, rng: Rng) -> tuple[Company, float]:
-        """Words, orders, exchanges and labels; then sentences written anew, other lengths; at last everything.
+        """Words, orders, exchanges and labels; then sentences written anew, other lengths; where nothing helps, more
+        and more of it, and words that were not heard.
 
         A sentence that no change near it helps rests until nothing helps the others either.
         """
-        resting, wide = set[Sentence](), False
+        resting, idle = set[Sentence](), 0
+        choices = [self._steep, self._every, *([self._called] if self.screen else [])]
         for turn in range(ROUNDS):
-            if self.judge.entire(self.now):
+            if idle == len(choices) or self.judge.entire(self.now) or (idle and self.judge.quiet(self.company)):
                 break
             before, slopes = self.now, self.judge.slopes(self.company)
+            choice = choices[idle](slopes)
             for which, sentence in enumerate(self.company.sentences):
                 if sentence not in resting and not self.judge.entire(self.now):
-                    self._reword(which, slopes[which], None if wide else ORDERS, rng / turn / which)
+                    self._reword(which, choice, rng / turn / which)
                     resting |= {sentence} & {*self.company.sentences}
             self._offer([*self._passed(list(crossings(self.company))),
                          *list(relabelled(self.search.door, self.company))[1:]])
@@ -87,13 +101,11 @@ class Settling:
                 self._renew()
             tried = Tried()
             if self.search.told is None and not self._helped(before):
-                tried = self._resize(slopes, wide)
-            if wide and not self._helped(before):
+                tried = self._resize(choice)
+            if idle == 1 and not self._helped(before):
                 self._offer(self._passed(strayed(self.company, self.search, slopes, tried)))
-                if not self._helped(before):
-                    break
-            wide = not self._helped(before)
-            resting = set() if wide else resting
+            idle = 0 if self._helped(before) else idle + 1
+            resting = set() if idle else resting
         return self.company, self.now
 
     def _helped(self, before: float) -> bool:
@@ -107,9 +119,9 @@ class Settling:
         if companies:
             self._take(*likeliest(self.judge, companies))
 
-    def _instead(self, company: Company, which: int, rivals: list[Sentence]) -> list[float]:
+    def _instead(self, company: Company, which: int, rivals: list[Sentence], screened: bool = True) -> list[float]:
         """The likeliest of rivals for a sentence's place is taken if it helps; how likely each is."""
-        scores = self._judged(company, which, rivals)
+        scores = self._judged(company, which, rivals) if screened else self.judge.instead(company, which, rivals)
         score, rival = max(zip(scores, rivals, strict=True), default=(self.now, ()))
         self._take(company.but(which, rival), score)
         return scores
@@ -118,7 +130,10 @@ class Settling:
         """How likely rivals are; those that the screen passes over not at all."""
         if self.screen is None or len(rivals) <= SCREENED:
             return self.judge.instead(company, which, rivals)
-        passed = _foremost(self.screen.instead(company, which, rivals), SCREENED)
+        promise, passed = self.screen.instead(company, which, rivals), list[int]()
+        for length in sorted({len(rival) for rival in rivals}):
+            alike = {n: promise[n] for n, rival in enumerate(rivals) if len(rival) == length}
+            passed += _foremost(alike, SCREENED)
         scores = [-math.inf] * len(rivals)
         for n, score in zip(passed, self.judge.instead(company, which, [rivals[n] for n in passed]), strict=True):
             scores[n] = score
@@ -128,18 +143,41 @@ class Settling:
         """Those that the screen, which does not see labels, does not pass over."""
         if self.screen is None or len(companies) <= OFFERED:
             return companies
-        return [companies[n] for n in _foremost(self.screen.companies(companies), OFFERED)]
+        return [companies[n] for n in _foremost(dict(enumerate(self.screen.companies(companies))), OFFERED)]
 
-    def _reword(self, which: int, slope: Tensor, most: int | None, rng: Rng) -> None:
-        """A sentence with a word, its order (`most` of them), or several words changed at once."""
+    def _steep(self, slopes: Tensor) -> "Choice":
+        """The words of the steepest slopes, by those of the screen too."""
+        voices = [slopes] if self.screen is None else [slopes, self.screen.slopes(self.company)]
+        words = [[list(dict.fromkeys(token for voice in voices for token in self._steepest(voice[which, place])))
+                  for place in range(len(sentence))] for which, sentence in enumerate(self.company.sentences)]
+        return Choice(words, more=FEW, orders=ORDERS)
+
+    def _every(self, slopes: Tensor) -> "Choice":
+        """All that were heard, and every order; whatever a screen thinks of them."""
+        sentences = self.company.sentences
+        every = sorted({*self.pool.tolist(), *chain(*sentences)})
+        return Choice([[every] * len(sentence) for sentence in sentences], screened=False)
+
+    def _called(self, slopes: Tensor) -> "Choice":
+        """What the first layers call for in every place beside the words that stand there: faint ones stand out when
+        the others are known, and those that a screen prefers are judged."""
+        sentences, atoms = self.company.sentences, self.search.door.atoms
+        keys = [(token, place) for sentence in sentences for place, token in enumerate(sentence)]
+        places = range(len(self.search.opening), max(map(len, sentences)))
+        called = self.search.called(atoms.vectors(*torch.tensor(keys).mT), places, CALLED)
+        return Choice([[called.get(place, []) for place in range(len(sentence))] for sentence in sentences], orders=0)
+
+    def _reword(self, which: int, choice: "Choice", rng: Rng) -> None:
+        """A sentence with a word, its order, or several words changed at once."""
         company, words = self.company, self.search.door.vocabulary
         sentence, now = company.sentences[which], self.now
         inside = range(len(words.opening), len(sentence) - len(words.closing))
-        singles = list(dict.fromkeys((place, token) for place in inside for token in self._steepest(slope[place])
-                                     if token != sentence[place]))
+        singles = [(place, token) for place in inside for token in choice.words[which][place]
+                   if token != sentence[place]]
         every = reordered(sentence, inside)
-        moved = [every[n] for n in rng.permutation(len(every))[:most].tolist()]
-        scores = self._instead(company, which, [changed(sentence, [change]) for change in singles] + moved)
+        moved = [every[n] for n in rng.permutation(len(every))[: choice.orders].tolist()]
+        rivals = [*(changed(sentence, [change]) for change in singles), *moved]
+        scores = self._instead(company, which, rivals, choice.screened)
         best: dict[int, tuple[float, Change]] = {}
         for score, change in zip(scores, singles, strict=False):
             if score > best.get(change[0], (now, change))[0]:
@@ -148,7 +186,7 @@ class Settling:
         self._instead(company, which, [changed(sentence, ranked[: n + 1]) for n in range(1, len(ranked))])
 
     def _steepest(self, slope: Tensor) -> list[int]:
-        some = self.pool[slope[self.pool].argsort(descending=True)[:WORDS]].tolist()
+        some = self.pool[slope[self.pool].argsort(descending=True)[:STEEPEST]].tolist()
         return [*some, *slope.topk(min(OTHERS, len(slope))).indices.tolist()]
 
     def _renew(self) -> None:
@@ -161,20 +199,29 @@ class Settling:
             for other in list(relabelled(self.search.door, self.company, which)):
                 self._instead(other, which, rivals)
 
-    def _resize(self, slopes: Tensor, wide: bool) -> Tried:
-        """Every sentence in turn with a word less or one more: a likely one, or where nothing helps, any."""
+    def _resize(self, choice: "Choice") -> Tried:
+        """Every sentence in turn with a word less or one more."""
         tried = Tried()
         for which, sentence in enumerate(self.company.sentences):
-            every = sorted({*self.pool.tolist(), *chain(*self.company.sentences)})
-            likely = [every if wide else self._steepest(slope)[:2] for slope in slopes[which]]
-            rivals = list(resized(sentence, likely, self.search))
-            scores = self._instead(self.company, which, rivals)
+            rivals = list(resized(sentence, [words[: choice.more] for words in choice.words[which]], self.search))
+            scores = self._instead(self.company, which, rivals, choice.screened)
             tried |= {(which, rival): score for rival, score in zip(rivals, scores, strict=True)}
         return tried
 
 
-def _foremost(promise: Sequence[float], most: int) -> list[int]:
-    return sorted(range(len(promise)), key=lambda n: -promise[n])[:most]
+@dataclass(frozen=True)
+class Choice:
+    """Words to be tried in every place of every sentence, the first of them (`more`) between places too; and how many
+    orders of each; none of it said means all."""
+
+    words: list[list[list[int]]]
+    more: int | None = None
+    orders: int | None = None
+    screened: bool = True
+
+
+def _foremost(promise: Mapping[int, float], most: int) -> list[int]:
+    return sorted(promise, key=lambda n: -promise[n])[:most]
 
 
 def likeliest(judge: Judging, companies: list[Company]) -> tuple[Company, float]:

@@ -33,9 +33,6 @@ LATE, WIDE = 6, 8
 REMEMBERED = 2**25
 """Numbers a matching remembers: all its steps for small pictures, a hundred for large ones."""
 
-SAMPLE = 4096
-"""Entries by which a rounded layer is known."""
-
 
 @register("attack", "subspace")
 def subspace(steps: int = 400) -> ByKind:
@@ -99,9 +96,8 @@ def read(door: Entrance, n: int, rng: Rng) -> Reading:
     """By whatever decoder the update calls for."""
     if door.first[0] in door.factors:
         return _adapted(door, n)
-    altered = _altered(door)
-    if altered or not door.span.clean:
-        if n > 1 and not altered and _clean_late(door):
+    if door.altered or not door.span.clean:
+        if n > 1 and not door.altered and _clean_late(door):
             raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
         if n > 1:
@@ -137,12 +133,6 @@ def _single(inside: Members) -> Reading:
 
 def _closed(sentence: Sentence, closing: Sentence) -> Sentence:
     return sentence if sentence[len(sentence) - len(closing) :] == closing else (*sentence, *closing)
-
-
-def _altered(door: Entrance) -> bool:
-    """Whether the first layer's entries were left out or rounded: a gradient of words has hardly two alike."""
-    entries = door.seen.update[door.first[0].name].flatten()[:SAMPLE].abs()
-    return len(torch.unique(entries)) < len(entries) / 4 or float((entries == 0).float().mean()) > 0.01
 
 
 def _clean_late(door: Entrance) -> bool:

@@ -1,0 +1,105 @@
+"""What sentences leave of a noisy update: noise alone, or words."""
+
+import pytest
+import torch
+
+from gradleak.attacks.exact import settling
+from gradleak.attacks.exact.echo import Echo
+from gradleak.attacks.exact.entrance import entrance
+from gradleak.attacks.exact.judge import SURE, Company, Judge
+from gradleak.attacks.exact.likely import hearings
+from gradleak.attacks.exact.remainder import remainder
+from gradleak.attacks.exact.settling import Settling
+from gradleak.rng import Rng
+from gradleak.types import NOTHING, Batch
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def scene(play, text_task):
+    return lambda defense, trial=0, model="bert": play(
+        defense, "curious", 2, "one_step(mode=eval)", trial=trial, task=text_task(model, "", 64))
+
+
+def told(here) -> Company:
+    rows = here.secret.readings.tolist()
+    return Company(tuple(tuple(t for t in row if t != NOTHING) for row in rows), tuple(here.secret.labels.tolist()))
+
+
+def left(judge: Judge, company: Company) -> float:
+    x, y, extra = judge._together(company, max(map(len, company.sentences)))
+    return remainder(judge.door, Batch(x, y, extra), judge.given(company))
+
+
+@pytest.mark.parametrize("trial", range(4))
+def test_the_truth_leaves_noise_alone(scene, trial: int) -> None:
+    here = scene("noise(relative=0.3)", trial)
+    judge, truth = Judge(entrance(here.seen)), told(here)
+    one = truth.sentences[0]
+    wrong = [one[:2] + one[3:], (one[0], one[2], one[1], *one[3:]), (*one[:2], one[2] + 1, *one[3:])]
+    assert abs(left(judge, truth)) < SURE and judge.quiet(truth)
+    for sentence in wrong:
+        assert left(judge, truth.but(0, sentence)) > 2 * SURE and not judge.quiet(truth.but(0, sentence))
+
+
+def test_what_rounding_leaves_is_not_taken_for_noise(scene) -> None:
+    for defense in ("sign", "prune(keep=0.5)"):
+        here = scene(defense)
+        assert not Judge(entrance(here.seen)).quiet(told(here))
+
+
+def test_forms_are_what_the_vectors_give(scene) -> None:
+    atoms = entrance(scene("none").seen).atoms
+    root = (Rng(3) / "root").normal((atoms.width, atoms.width), atoms.table).double()
+    form, place = root @ root.mT, 5
+    tokens = torch.arange(len(atoms.table))
+    vectors = atoms.vectors(tokens, torch.full_like(tokens, place))
+    assert atoms.forms(form)(place).tolist() == pytest.approx((vectors @ form * vectors).sum(1).tolist(), rel=1e-3)
+
+
+def test_a_missing_word_is_called_for(scene) -> None:
+    here = scene("noise(relative=0.3)")
+    search, truth = hearings(entrance(here.seen), Rng(1))[-1], told(here)
+    keys = [(token, place) for each in truth.sentences for place, token in enumerate(each)]
+    missing = max((key for key in keys if keys.count(key) == 1), key=lambda key: key[1] == 2)
+    known = search.door.atoms.vectors(*torch.tensor([key for key in keys if key != missing]).mT)
+    assert missing[0] in search.called(known, range(1, 4), 3)[missing[1]]
+
+
+def settled(here, pool: set[int], company: Company) -> Company:
+    search, judge = hearings(entrance(here.seen), Rng(1))[-1], Judge(entrance(here.seen))
+    words = torch.tensor(sorted(pool))
+    echo = Echo(search, words, sum(map(len, company.sentences)), Rng(2))
+    return Settling(search, judge, company, words, echo).settled(Rng(3))[0]
+
+
+def test_a_word_that_was_not_heard_is_put_in(scene, monkeypatch) -> None:
+    """And without calling for words it is not."""
+    here = scene("noise(relative=0.3)")
+    truth = told(here)
+    one = truth.sentences[0]
+    pool = {token for each in truth.sentences for token in each[1:-1]} - {one[2]}
+    start = truth.but(0, one[:2] + one[3:])
+    monkeypatch.setattr(settling, "OTHERS", 0)
+    assert settled(here, pool, start) == truth
+    monkeypatch.setattr(settling, "CALLED", 0)
+    assert settled(here, pool, start) != truth
+
+
+def test_a_screen_that_likes_fewer_words_does_not_hide_longer_sentences(scene, monkeypatch) -> None:
+    here = scene("noise(relative=0.3)")
+    truth, judge = told(here), Judge(entrance(here.seen))
+    search, one = hearings(entrance(here.seen), Rng(1))[-1], truth.sentences[0]
+    start = truth.but(0, one[:2] + one[3:])
+
+    class Short(Echo):
+        def instead(self, company, which, rivals):
+            return [-float(len(rival)) for rival in rivals]
+
+    monkeypatch.setattr(settling, "SCREENED", 2)
+    pool = torch.tensor(sorted({token for each in truth.sentences for token in each[1:-1]}))
+    short = Short(search, pool, 20, Rng(2))
+    rivals = [(*one[:1], *one[place:]) for place in range(2, 5)] + [one] * 3
+    scores = Settling(search, judge, start, pool, short)._judged(start, 0, rivals)
+    assert sum(score > -torch.inf for score in scores[3:]) == 2
