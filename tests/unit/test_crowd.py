@@ -69,7 +69,8 @@ def test_what_reaches_early_layers_tells_words_orders_and_company(scene, monkeyp
     """Without labels, and without a replay: the truth explains more than any sentence near it."""
     here = scene("noise(relative=0.3)")
     search, (one, other) = likely.hearings(entrance(here.seen), Rng(1))[-1], truths(here)
-    echo = Echo(search, crowd.gathered(search, 2)[0], len(one) + len(other), Rng(2))
+    pool, seat = crowd.gathered(search, 2)
+    echo = Echo(search, pool, len(one) + len(other), seat, Rng(2))
     swapped, crossed = (*one[:1], *one[2:0:-1], *one[3:]), one[:2] + other[2:3] + one[3:]
     rivals = [one, swapped, crossed, (*one[:2], *one[3:]), (*one[:2], 7, *one[2:])]
     scores = echo.instead(Company((one, other), None), 0, rivals)

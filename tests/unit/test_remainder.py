@@ -70,7 +70,7 @@ def test_a_missing_word_is_called_for(scene) -> None:
 def settled(here, pool: set[int], company: Company) -> Company:
     search, judge = hearings(entrance(here.seen), Rng(1))[-1], Judge(entrance(here.seen))
     words = torch.tensor(sorted(pool))
-    echo = Echo(search, words, sum(map(len, company.sentences)), Rng(2))
+    echo = Echo(search, words, sum(map(len, company.sentences)), search.heard.level, Rng(2))
     return Settling(search, judge, company, words, echo).settled(Rng(3))[0]
 
 
@@ -99,7 +99,7 @@ def test_a_screen_that_likes_fewer_words_does_not_hide_longer_sentences(scene, m
 
     monkeypatch.setattr(settling, "SCREENED", 2)
     pool = torch.tensor(sorted({token for each in truth.sentences for token in each[1:-1]}))
-    short = Short(search, pool, 20, Rng(2))
+    short = Short(search, pool, 20, search.heard.level, Rng(2))
     rivals = [(*one[:1], *one[place:]) for place in range(2, 5)] + [one] * 3
     scores = Settling(search, judge, start, pool, short)._judged(start, 0, rivals)
     assert sum(score > -torch.inf for score in scores[3:]) == 2

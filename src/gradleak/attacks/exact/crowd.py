@@ -81,7 +81,7 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     pool, seat = gathered(search, count)
     lengths = _lengths(search, pool, seat, count)
     beginnings = _beginnings(door, search, pool, lengths, gaps, rng)
-    echo = Echo(search, pool, max(map(sum, lengths)), rng / "echo")
+    echo = Echo(search, pool, max(map(sum, lengths)), seat, rng / "echo")
     deciding: Judging = Doubting(echo, judge) if door.drops else judge
     found = list[tuple[float, Company]]()
     for starts, pool in beginnings:

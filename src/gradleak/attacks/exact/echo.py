@@ -15,7 +15,7 @@ from gradleak.attacks.exact.arrange import Shortlist
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.judge import Company
-from gradleak.attacks.exact.likely import HEARD, Noisy, Search, noisy
+from gradleak.attacks.exact.likely import Noisy, Search, noisy
 from gradleak.attacks.exact.reading import Sentence
 from gradleak.attacks.exact.span import oriented
 from gradleak.calculus import peek
@@ -51,10 +51,11 @@ class Floor:
 class Echo:
     """Judges companies as `Judge` does, by the layers up to the second attention's."""
 
-    def __init__(self, search: Search, pool: Tensor, tokens: int, rng: Rng) -> None:
-        """`tokens`: about how many there are."""
+    def __init__(self, search: Search, pool: Tensor, tokens: int, seat: float, rng: Rng) -> None:
+        """`tokens`: about how many there are; `seat`: what words add to the first layers' energy where none stood."""
         self.door, self.search, self.pool = search.door, search, pool
-        self.floors = [_floor(group[0].name, heard, tokens) for group, heard in _heard(search, rng)]
+        share = min(1.0, seat / _loudest(search.heard, tokens))
+        self.floors = [_floor(group[0].name, heard, tokens, share) for group, heard in _heard(search, rng)]
         self._rows: dict[Sentence, list[Tensor]] = {}
         self._listed: dict[int, Shortlist] = {}
 
@@ -150,9 +151,15 @@ def _heard(search: Search, rng: Rng) -> list[tuple[tuple[Layer, ...], Noisy]]:
     return found
 
 
-def _floor(layer: str, heard: Noisy, tokens: int) -> Floor:
+def _loudest(heard: Noisy, tokens: int) -> float:
+    """The energy of the loudest direction that holds no token."""
+    return float(heard.axes[1][min(tokens, heard.energy.shape[0] // 2)])
+
+
+def _floor(layer: str, heard: Noisy, tokens: int, share: float) -> Floor:
+    """`share`: of the loudest direction without a token, what the best absent word adds."""
     scale = min(1.0, LOUDEST / float(heard.energy.trace()))
-    edge = max(HEARD * heard.level, FAINT * float(heard.energy.trace()) / tokens)
+    edge = max(share * _loudest(heard, tokens), FAINT * float(heard.energy.trace()) / tokens)
     return Floor(layer, scale * heard.energy.float(), scale * edge)
 
 
