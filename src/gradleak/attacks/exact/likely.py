@@ -43,6 +43,10 @@ ORDERS = 6
 HEARD = 1.15
 """What the best of many absent words adds, beside the energy that noise has in a direction."""
 
+FREQUENT = 0.15
+"""The share of a vocabulary that nearly all words of a text are from: tokenizers number tokens by how frequent they
+are."""
+
 LITTLE = 1e-2
 """The share of a vector beyond those known at least: less is hardly another."""
 
@@ -228,16 +232,19 @@ class Search:
         return Shortlist(tokens, at, vectors, self.heard.energy)
 
     def called(self, known: Tensor, places: range, most: int) -> dict[int, list[int]]:
-        """The tokens of the whole vocabulary that would add the most energy in each place, beside known vectors."""
+        """The tokens that would add the most energy in each place, beside known vectors: of the whole vocabulary, and as
+        many of the frequent ones."""
         axes = torch.linalg.qr(known.mT).Q
         pressed = self.heard.energy - axes @ (axes.mT @ self.heard.energy)
         held, along = self.door.atoms.forms(pressed - (pressed @ axes) @ axes.mT), self.door.atoms.along(axes)
-        found = {}
+        usable = self.door.vocabulary.usable.nonzero()[:, 0]
+        found, frequent = {}, usable[: max(1, round(FREQUENT * len(usable)))]
         for place in places:
             fresh = self.door.atoms.squares(place) - along(place).square().sum(1)
             gains = held(place) / fresh.clamp_min(LITTLE * self.door.atoms.squares(place))
             gains[~self.door.vocabulary.usable] = -torch.inf
-            found[place] = gains.topk(min(most, len(gains))).indices.tolist()
+            every, some = (part.topk(min(most, len(part))).indices for part in (gains, gains[frequent]))
+            found[place] = list(dict.fromkeys([*every.tolist(), *frequent[some].tolist()]))
         return found
 
     def arranging(self, length: int) -> Arranging:

@@ -45,11 +45,11 @@ Tried = dict[tuple[int, Sentence], float]
 
 
 
-SCREENED, OFFERED = 48, 24
+SCREENED, OFFERED = 48, 12
 """Rivals of one length for a sentence's place, and batches in which two sentences change, that are judged where there
 is a screen."""
 
-CALLED = 512
+CALLED = 256
 """Words of the whole vocabulary a place that the first layers call for beside all others, tried once nothing helps."""
 
 
