@@ -93,8 +93,7 @@ class Echo:
 
     def slopes(self, company: Company) -> Tensor:
         """What every word of the pool would add to the first layers' energy in every place (n x L x V)."""
-        keys = [(token, place) for sentence in company.sentences for place, token in enumerate(sentence)]
-        vectors = self.door.atoms.vectors(*torch.tensor(keys).mT)
+        vectors = self.door.atoms.vectors(*torch.tensor(company.keys).mT)
         longest, row = max(map(len, company.sentences)), 0
         found = torch.full((len(company.sentences), longest, len(self.door.vocabulary.table)), -torch.inf)
         for number, sentence in enumerate(company.sentences):

@@ -41,6 +41,11 @@ class Company:
     sentences: tuple[Sentence, ...]
     labels: tuple[int, ...] | None
 
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """Every token with its place, sentence after sentence."""
+        return [(token, place) for sentence in self.sentences for place, token in enumerate(sentence)]
+
     def but(self, which: int, sentence: Sentence) -> "Company":
         """With another sentence in one's place."""
         return replace(self, sentences=(*self.sentences[:which], sentence, *self.sentences[which + 1 :]))

@@ -232,8 +232,8 @@ class Search:
         return Shortlist(tokens, at, vectors, self.heard.energy)
 
     def called(self, known: Tensor, places: range, most: int) -> dict[int, list[int]]:
-        """The tokens that would add the most energy in each place, beside known vectors: of the whole vocabulary, and as
-        many of the frequent ones."""
+        """The tokens that would add the most energy in each place, beside known vectors; so many of all, and so many of
+        the frequent ones."""
         axes = torch.linalg.qr(known.mT).Q
         pressed = self.heard.energy - axes @ (axes.mT @ self.heard.energy)
         held, along = self.door.atoms.forms(pressed - (pressed @ axes) @ axes.mT), self.door.atoms.along(axes)

@@ -40,17 +40,15 @@ STRAYED = 96
 ROUNDS = 40
 """Of replaying, while something is better; ten to twenty are usual for four sentences."""
 
-Tried = dict[tuple[int, Sentence], float]
-"""How likely the batch is with another sentence in one's place."""
-
-
-
 SCREENED, OFFERED = 48, 12
 """Rivals of one length for a sentence's place, and batches in which two sentences change, that are judged where there
 is a screen."""
 
 CALLED = 256
 """Words of the whole vocabulary a place that the first layers call for beside all others, tried once nothing helps."""
+
+Tried = dict[tuple[int, Sentence], float]
+"""How likely the batch is with another sentence in one's place."""
 
 
 class Judging(Protocol):
@@ -161,10 +159,9 @@ class Settling:
     def _called(self, slopes: Tensor) -> "Choice":
         """What the first layers call for in every place beside the words that stand there: faint ones stand out when
         the others are known, and those that a screen prefers are judged."""
-        sentences, atoms = self.company.sentences, self.search.door.atoms
-        keys = [(token, place) for sentence in sentences for place, token in enumerate(sentence)]
+        sentences, keys = self.company.sentences, torch.tensor(self.company.keys)
         places = range(len(self.search.opening), max(map(len, sentences)))
-        called = self.search.called(atoms.vectors(*torch.tensor(keys).mT), places, CALLED)
+        called = self.search.called(self.search.door.atoms.vectors(*keys.mT), places, CALLED)
         return Choice([[called.get(place, []) for place in range(len(sentence))] for sentence in sentences], orders=0)
 
     def _reword(self, which: int, choice: "Choice", rng: Rng) -> None:

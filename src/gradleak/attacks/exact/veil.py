@@ -141,8 +141,7 @@ class Veil:
         return self.lifted(self._vectors(company)[None]).kept[0]
 
     def _vectors(self, company: Company) -> Tensor:
-        keys = [(token, place) for sentence in company.sentences for place, token in enumerate(sentence)]
-        return self.search.door.atoms.vectors(*torch.tensor(keys).mT)
+        return self.search.door.atoms.vectors(*torch.tensor(company.keys).mT)
 
     def _left(self, fit: "_Fit", vectors: Tensor) -> Tensor:
         """What is left to explain, beside what noise would leave."""
