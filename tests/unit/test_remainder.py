@@ -10,6 +10,9 @@ from gradleak.attacks.exact.judge import SURE, Company, Judge
 from gradleak.attacks.exact.likely import hearings
 from gradleak.attacks.exact.remainder import remainder
 from gradleak.attacks.exact.settling import Settling
+from gradleak.attacks.exact.subspace import Words
+from gradleak.capture.recover import Outcome
+from gradleak.residual import residual
 from gradleak.rng import Rng
 from gradleak.types import NOTHING, Batch
 
@@ -29,7 +32,12 @@ def told(here) -> Company:
 
 def left(judge: Judge, company: Company) -> float:
     x, y, extra = judge._together(company, max(map(len, company.sentences)))
-    return remainder(judge.door, Batch(x, y, extra), judge.given(company))
+    found = remainder(judge.door, Batch(x, y, extra), judge.given(company))
+    return found.more / found.chance
+
+
+def quiet(judge: Judge, company: Company) -> bool:
+    return judge.quiet(company, judge.companies([company])[0])
 
 
 @pytest.mark.parametrize("trial", range(4))
@@ -38,15 +46,22 @@ def test_the_truth_leaves_noise_alone(scene, trial: int) -> None:
     judge, truth = Judge(entrance(here.seen)), told(here)
     one = truth.sentences[0]
     wrong = [one[:2] + one[3:], (one[0], one[2], one[1], *one[3:]), (*one[:2], one[2] + 1, *one[3:])]
-    assert abs(left(judge, truth)) < SURE and judge.quiet(truth)
+    assert abs(left(judge, truth)) < SURE and quiet(judge, truth)
     for sentence in wrong:
-        assert left(judge, truth.but(0, sentence)) > 2 * SURE and not judge.quiet(truth.but(0, sentence))
+        assert left(judge, truth.but(0, sentence)) > 2 * SURE and not quiet(judge, truth.but(0, sentence))
+
+
+def test_behind_noise_that_hides_everything_nothing_is_concluded(scene) -> None:
+    here = scene("noise(relative=100)")
+    judge, truth = Judge(entrance(here.seen)), told(here)
+    other = truth.but(0, tuple(token + 1 for token in truth.sentences[0]))
+    assert abs(left(judge, other)) < SURE and not quiet(judge, other)
 
 
 def test_what_rounding_leaves_is_not_taken_for_noise(scene) -> None:
     for defense in ("sign", "prune(keep=0.5)"):
         here = scene(defense)
-        assert not Judge(entrance(here.seen)).quiet(told(here))
+        assert not quiet(Judge(entrance(here.seen)), told(here))
 
 
 def test_forms_are_what_the_vectors_give(scene) -> None:
@@ -103,3 +118,11 @@ def test_a_screen_that_likes_fewer_words_does_not_hide_longer_sentences(scene, m
     rivals = [(*one[:1], *one[place:]) for place in range(2, 5)] + [one] * 3
     scores = Settling(search, judge, start, pool, short)._judged(start, 0, rivals)
     assert sum(score > -torch.inf for score in scores[3:]) == 2
+
+
+@pytest.mark.parametrize(("relative", "explained"), [(0.3, True), (100, False)])
+def test_a_captured_update_is_explained_but_for_noise(scene, relative: float, explained: bool) -> None:
+    seen = scene(f"noise(relative={relative})").seen
+    guess = list(Words().guesses(seen, Rng(1)))[-1]
+    outcome = Outcome(guess, residual(seen, guess.batch), seen.vocabulary, ())
+    assert outcome.explained == explained and ("explain the update but for noise" in outcome.said) == explained

@@ -52,14 +52,20 @@ class Outcome:
     @property
     def explained(self) -> bool:
         """Whether this is, as far as anyone without the truth can tell, what the client trained on."""
-        return self.left.cosine < EXPLAINED or self.certain == 1.0
+        return self.left.cosine < EXPLAINED or self.certain == 1.0 or self.noise_alone
+
+    @property
+    def noise_alone(self) -> bool:
+        """Whether the attack has found that what the answer leaves of the update is noise, and nothing else."""
+        return self.guess.notes.get("noise_alone") == 1.0
 
     @property
     def said(self) -> str:
         what = f"{len(self.guess.reading)} {'sentence' if self.vocabulary else 'image'}(s)"
         sure = f"; {self.certain:.0%} of the tokens are certain" if self.certain else ""
         failed = "do NOT explain the update: the search failed, or a setting is wrong (gradleak doctor UPDATE)"
-        meaning = "explain the update" if self.explained else failed
+        but = " but for noise" if self.noise_alone else ""
+        meaning = f"explain the update{but}" if self.explained else failed
         return f"{what}; they {meaning} (cosine distance {self.left.cosine:.1e}, relative l2 {self.left.l2:.1e}{sure})"
 
 

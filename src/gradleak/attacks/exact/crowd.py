@@ -56,7 +56,7 @@ class Doubting:
         """Never: what was dropped is left to explain."""
         return False
 
-    def quiet(self, company: Company) -> bool:
+    def quiet(self, company: Company, score: float) -> bool:
         """Never, for the same reason."""
         return False
 
@@ -95,7 +95,8 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     again = gaps and count > 1  # one sentence leaves nothing to read another out of
     while again and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
         company, score = Settling(search, judge, other, pool, echo).settled(rng)
-    notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool))}
+    notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool)),
+             "noise_alone": float(deciding.quiet(company, score))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
 
 

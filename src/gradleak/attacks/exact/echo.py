@@ -67,7 +67,7 @@ class Echo:
         """Never: energy has no limit that only the truth would reach."""
         return False
 
-    def quiet(self, company: Company) -> bool:
+    def quiet(self, company: Company, score: float) -> bool:
         """Never: a few layers do not tell."""
         return False
 

@@ -30,8 +30,9 @@ ENTIRE = 1e-5
 """The share of what was sent that the truth may leave unexplained, on average over the layers: one wrong word leaves
 far more, rounding far less."""
 
-SURE = 3.0
-"""Standard deviations by which noise alone may seem to be more."""
+SURE, TELLING = 3.0, 8.0
+"""Standard deviations by which noise alone may seem to be more, and that a word must be worth on average for a missing
+one to be seen."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,14 @@ class Judge:
         """Whether hardly anything is left to explain, so that no other sentences need be tried."""
         return score > self.most
 
-    def quiet(self, company: Company) -> bool:
-        """Whether what a batch leaves is noise alone, so that no other sentences need be tried."""
+    def quiet(self, company: Company, score: float) -> bool:
+        """Whether what a batch leaves is noise alone, and its words count so much that others would leave more: then no
+        other sentences need be tried."""
         if self.gaps or self.door.altered:  # rounding leaves what looks like words
             return False
         x, y, extra = self._together(company, max(map(len, company.sentences)))
-        return remainder(self.door, Batch(x, y, extra), self.given(company)) < SURE
+        left = remainder(self.door, Batch(x, y, extra), self.given(company))
+        return left.more < SURE * left.chance and score > TELLING * left.chance * len(company.keys)
 
     def slope(self, sentence: Sentence, label: int | None) -> Tensor:
         """How much likelier, to first order, every token makes the update in every place (L x V)."""

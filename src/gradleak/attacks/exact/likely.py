@@ -15,7 +15,7 @@ from torch import Tensor
 from gradleak.attacks.exact.arrange import Arranged, Arranging, Shortlist, reordered
 from gradleak.attacks.exact.completion import completed, pruned
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.judge import Judge, Single
+from gradleak.attacks.exact.judge import Judge, Single, alone
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.span import triangle
 from gradleak.errors import Unsuited
@@ -139,6 +139,7 @@ def read(door: Entrance, rng: Rng) -> Reading:
     score = judge([sentence], label)[0]
     margin = min(margins.values(), default=max(0.0, score - judge.most))
     notes = {"rank": float(search.heard.rank), "likelihood": score, "margin": margin,
+             "noise_alone": float(judge.quiet(alone(sentence, label), score)),
              **{f"margin {p}": value for p, value in margins.items()}}
     return Reading([sentence], [[False] * len(sentence)], None if label is None else [label], notes)
 

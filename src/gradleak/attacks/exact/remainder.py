@@ -2,10 +2,12 @@
 
 A layer's gradient has nothing but noise outside the space of what the layer was given, which sentences tell. Wrong
 ones leave more inside, by many standard deviations for a single word in millions of entries: so it is known when a
-search is at its end, without any limit for the noise being given.
+search is at its end, without any limit for the noise being given. Where noise is so loud that words hardly count, they
+would leave noise alone whatever they are, and nothing is concluded.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,9 +21,18 @@ ALIKE = 1e-4
 """Beside the longest direction of what a layer is given: what is no direction of its own."""
 
 
+@dataclass(frozen=True)
+class Remainder:
+    """How much likelier the update would be if what is left inside were as little as outside, in nats; and how much
+    that is by chance (one standard deviation)."""
+
+    more: float
+    chance: float
+
+
 @torch.no_grad()
-def remainder(door: Entrance, batch: Batch, given: Update) -> float:
-    """By how many standard deviations a batch, which would have `given` so much, leaves more inside than outside."""
+def remainder(door: Entrance, batch: Batch, given: Update) -> Remainder:
+    """Of a batch, which would have `given` so much."""
     update, more, variance = door.seen.update, 0.0, 0.0
     groups = [part for group in door.groups if (part := [layer for layer in group if layer.name in update])]
     inputs = peek(door.seen.replay, batch, *(group[0].name for group in groups))
@@ -37,7 +48,7 @@ def remainder(door: Entrance, batch: Batch, given: Update) -> float:
                 share = held / max(float(left.square().sum()) - held, 1e-300) * outside / inside
                 more += inside / 2 * (share - 1)
                 variance += inside / 2 * (1 + inside / outside)
-    return more / math.sqrt(variance) if variance else math.inf
+    return Remainder(more, math.sqrt(variance)) if variance else Remainder(math.inf, math.inf)
 
 
 def _space(x: Tensor, there: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Judging(Protocol):
 
     def entire(self, score: float) -> bool: ...
 
-    def quiet(self, company: Company) -> bool: ...
+    def quiet(self, company: Company, score: float) -> bool: ...
 
 
 class Settling:
@@ -85,7 +85,9 @@ class Settling:
         resting, idle = set[Sentence](), 0
         choices = [self._steep, self._every, *([self._called] if self.screen else [])]
         for turn in range(ROUNDS):
-            if idle == len(choices) or self.judge.entire(self.now) or (idle and self.judge.quiet(self.company)):
+            if idle == len(choices) or self.judge.entire(self.now):
+                break
+            if idle and self.judge.quiet(self.company, self.now):
                 break
             before, slopes = self.now, self.judge.slopes(self.company)
             choice = choices[idle](slopes)
