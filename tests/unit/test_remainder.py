@@ -102,6 +102,27 @@ def test_a_word_that_was_not_heard_is_put_in(scene, monkeypatch) -> None:
     assert settled(here, pool, start) != truth
 
 
+def test_runs_of_words_move() -> None:
+    """Every way to take a run out and put it in elsewhere, inside the frame, each once."""
+    sentence = (101, 1, 2, 3, 4, 102)
+    found = list(settling.shifted(sentence, range(1, 5)))
+    rest = [(1, 2, 3, 4)[:a] + (1, 2, 3, 4)[b:] for a in range(4) for b in range(a + 1, 5)]
+    runs = [(1, 2, 3, 4)[a:b] for a in range(4) for b in range(a + 1, 5)]
+    wanted = {(101, *left[:at], *run, *left[at:], 102) for run, left in zip(runs, rest, strict=True)
+              for at in range(len(left) + 1)} - {sentence}
+    assert set(found) == wanted and len(found) == len(wanted)
+
+
+def test_what_frames_sentences_is_not_tried_inside(scene) -> None:
+    here = scene("noise(relative=0.3)")
+    truth, judge = told(here), Judge(entrance(here.seen))
+    search = hearings(entrance(here.seen), Rng(1))[-1]
+    batch = Settling(search, judge, truth, torch.tensor([truth.sentences[0][1]]))
+    choice = batch._every(torch.empty(0))
+    tried = {token for sentence in choice.words for place in sentence for token in place}
+    assert tried and not tried & {*search.opening, *search.closing}
+
+
 def test_a_screen_that_likes_fewer_words_does_not_hide_longer_sentences(scene, monkeypatch) -> None:
     here = scene("noise(relative=0.3)")
     truth, judge = told(here), Judge(entrance(here.seen))

@@ -153,10 +153,10 @@ class Settling:
         return Choice(words, more=FEW, orders=ORDERS)
 
     def _every(self, slopes: Tensor) -> "Choice":
-        """All that were heard, and every order; whatever a screen thinks of them."""
-        sentences = self.company.sentences
-        every = sorted({*self.pool.tolist(), *chain(*sentences)})
-        return Choice([[every] * len(sentence) for sentence in sentences], screened=False)
+        """All that were heard, and every order, whatever a screen thinks of them; and runs of words moved."""
+        sentences, words = self.company.sentences, self.search.door.vocabulary
+        every = sorted({*self.pool.tolist(), *chain(*sentences)} - {*words.opening, *words.closing})
+        return Choice([[every] * len(sentence) for sentence in sentences], runs=True, screened=False)
 
     def _called(self, slopes: Tensor) -> "Choice":
         """What the first layers call for in every place beside the words that stand there: faint ones stand out when
@@ -177,6 +177,8 @@ class Settling:
         moved = [every[n] for n in rng.permutation(len(every))[: choice.orders].tolist()]
         rivals = [*(changed(sentence, [change]) for change in singles), *moved]
         scores = self._instead(company, which, rivals, choice.screened)
+        if choice.runs:
+            self._instead(company, which, list(shifted(sentence, inside)))
         best: dict[int, tuple[float, Change]] = {}
         for score, change in zip(scores, singles, strict=False):
             if score > best.get(change[0], (now, change))[0]:
@@ -210,12 +212,13 @@ class Settling:
 
 @dataclass(frozen=True)
 class Choice:
-    """Words to be tried in every place of every sentence, the first of them (`more`) between places too; and how many
-    orders of each; none of it said means all."""
+    """Words to be tried in every place of every sentence, the first of them (`more`) between places too; how many orders
+    of each (none of it said means all), and whether runs of words are moved."""
 
     words: list[list[list[int]]]
     more: int | None = None
     orders: int | None = None
+    runs: bool = False
     screened: bool = True
 
 
@@ -290,6 +293,12 @@ def strayed(
                     traded[company.but(a, crossed[0]).but(b, crossed[1])] = float(
                         slopes[a, place, other[at]] + slopes[b, at, one[place]])
     return [each for found in (moved, traded) for each in sorted(found, key=lambda c: -found[c])[:STRAYED]]
+
+
+def shifted(sentence: Sentence, inside: range) -> Iterator[Sentence]:
+    """With a run of words moved elsewhere: two runs that meet exchanged."""
+    for first, middle, last in combinations(range(inside.start, inside.stop + 1), 3):
+        yield sentence[:first] + sentence[middle:last] + sentence[first:middle] + sentence[last:]
 
 
 def resized(sentence: Sentence, likely: Sequence[Sequence[int]], search: Search) -> Iterator[Sentence]:
