@@ -212,8 +212,8 @@ class Settling:
 
 @dataclass(frozen=True)
 class Choice:
-    """Words to be tried in every place of every sentence, the first of them (`more`) between places too; how many orders
-    of each (none of it said means all), and whether runs of words are moved."""
+    """Words to be tried in every place of every sentence, the first of them (`more`) between places too; how many
+    orders of each (where it is not said, all), and whether runs of words are moved."""
 
     words: list[list[list[int]]]
     more: int | None = None
