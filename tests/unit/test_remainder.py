@@ -147,3 +147,12 @@ def test_a_captured_update_is_explained_but_for_noise(scene, relative: float, ex
     guess = list(Words().guesses(seen, Rng(1)))[-1]
     outcome = Outcome(guess, residual(seen, guess.batch), seen.vocabulary, ())
     assert outcome.explained == explained and ("explain the update but for noise" in outcome.said) == explained
+
+
+def test_what_did_not_help_a_batch_is_not_tried_on_it_again(scene, monkeypatch) -> None:
+    here = scene("noise(relative=0.3)")
+    truth, renewed = told(here), list[Company]()
+    monkeypatch.setattr(Judge, "quiet", lambda self, company, score: False)
+    monkeypatch.setattr(Settling, "_renew", lambda self: renewed.append(self.company))
+    assert settled(here, {token for each in truth.sentences for token in each[1:-1]}, truth) == truth == renewed[0]
+    assert len(renewed) == 1

@@ -95,9 +95,10 @@ class Settling:
                 if sentence not in resting and not self.judge.entire(self.now):
                     self._reword(which, choice, rng / turn / which)
                     resting |= {sentence} & {*self.company.sentences}
-            self._offer([*self._passed(list(crossings(self.company))),
-                         *list(relabelled(self.search.door, self.company))[1:]])
-            if turn == 0 or not self._helped(before):
+            if not idle or self._helped(before):  # else these were tried on the same batch, in vain
+                self._offer([*self._passed(list(crossings(self.company))),
+                             *list(relabelled(self.search.door, self.company))[1:]])
+            if turn == 0 or not (idle or self._helped(before)):
                 self._renew()
             tried = Tried()
             if self.search.told is None and not self._helped(before):
