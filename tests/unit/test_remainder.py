@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gradleak.attacks.exact import settling
+from gradleak.attacks.exact import judge, settling
 from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.judge import SURE, Company, Judge
 from gradleak.attacks.exact.likely import hearings
-from gradleak.attacks.exact.remainder import remainder
+from gradleak.attacks.exact.remainder import Remainder, remainder
 from gradleak.attacks.exact.settling import Settling
 from gradleak.attacks.exact.subspace import Words
 from gradleak.capture.recover import Outcome
@@ -58,10 +58,15 @@ def test_behind_noise_that_hides_everything_nothing_is_concluded(scene) -> None:
     assert abs(left(judge, other)) < SURE and not quiet(judge, other)
 
 
-def test_what_rounding_leaves_is_not_taken_for_noise(scene) -> None:
+def test_what_rounding_leaves_is_not_taken_for_noise(scene, monkeypatch) -> None:
+    """However little it seems to be."""
     for defense in ("sign", "prune(keep=0.5)"):
         here = scene(defense)
         assert not quiet(Judge(entrance(here.seen)), told(here))
+    monkeypatch.setattr(judge, "remainder", lambda door, batch, given: Remainder(0.0, 1e-9))
+    for defense, alone in (("sign", False), ("prune(keep=0.5)", False), ("noise(relative=0.3)", True)):
+        here = scene(defense)
+        assert quiet(Judge(entrance(here.seen)), told(here)) == alone
 
 
 def test_forms_are_what_the_vectors_give(scene) -> None:
