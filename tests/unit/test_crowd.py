@@ -180,6 +180,44 @@ def test_the_most_promising_strays_come_first(monkeypatch) -> None:
         Company(((1, 11, 2), (1, 20, 10, 21, 2)), (0, 1)), Company(((1, 10, 20, 2), (1, 11, 21, 2)), (0, 1))]
 
 
+def test_neighbours_change_together_into_what_promises_the_most(monkeypatch) -> None:
+    monkeypatch.setattr(settling, "PROMISING", 2)
+    promise = {(1, 20): 1.0, (1, 21): 3.0, (1, 22): 2.0, (2, 23): -1.0, (4, 24): 9.0, (5, 25): -5.0}
+    found = set(settling.paired((1, 10, 11, 12, 13, 14, 2), promise))
+    assert found == {(1, 21, 23, 12, 13, 14, 2), (1, 22, 23, 12, 13, 14, 2), (1, 10, 11, 12, 24, 25, 2)}
+
+
+class Both:
+    """Words that help together only, as `to be` does: one of them alone is as unlikely as any other."""
+
+    def __init__(self, truth: Company) -> None:
+        self.truth = truth
+
+    def companies(self, many):
+        return [1000.0 * (each == self.truth) for each in many]
+
+    def instead(self, company, which, rivals):
+        return self.companies([company.but(which, rival) for rival in rivals])
+
+    def slopes(self, company):
+        return torch.zeros(1, 6, 40).index_fill(2, torch.tensor([30, 31]), 1.0)
+
+    def entire(self, score):
+        return score > 0
+
+    def quiet(self, company, score):
+        return False
+
+
+def test_two_words_that_help_together_only_are_found() -> None:
+    truth, door = Company(((1, 10, 30, 31, 13, 2),), None), SimpleNamespace()
+    door.vocabulary = SimpleNamespace(opening=(1,), closing=(2,), table=torch.zeros(40, 1))
+    search = SimpleNamespace(opening=(1,), closing=(2,), told=torch.tensor([6]), door=door, possible=lambda _: False)
+    wrong, pool = Company(((1, 10, 11, 12, 13, 2),), None), torch.tensor([10, 11, 12, 13, 30, 31])
+    company, _ = settling.Settling(search, Both(truth), wrong, pool).settled(Rng(0))
+    assert company == truth
+
+
 def test_a_lost_sentence_is_written_anew_with_its_length_and_label(scene) -> None:
     here = scene("noise(relative=0.03)")
     door, (one, other) = entrance(here.seen), truths(here)

@@ -142,7 +142,7 @@ def test_a_screen_that_likes_fewer_words_does_not_hide_longer_sentences(scene, m
     pool = torch.tensor(sorted({token for each in truth.sentences for token in each[1:-1]}))
     short = Short(search, pool, 20, search.heard.level, Rng(2))
     rivals = [(*one[:1], *one[place:]) for place in range(2, 5)] + [one] * 3
-    scores = Settling(search, judge, start, pool, short)._judged(start, 0, rivals)
+    scores = Settling(search, judge, start, pool, short)._judged(start, 0, rivals, screened=True).scores
     assert sum(score > -torch.inf for score in scores[3:]) == 2
 
 

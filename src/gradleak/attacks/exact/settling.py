@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, permutations
+from itertools import chain, combinations, permutations, product
 from typing import Protocol
 
 import torch
@@ -37,7 +37,7 @@ ORDERS = 48
 STRAYED = 96
 """Words in other sentences, and exchanges, that are tried once nothing else helps."""
 
-ROUNDS = 40
+ROUNDS = 200
 """Of replaying, while something is better; ten to twenty are usual for four sentences."""
 
 SCREENED, OFFERED = 48, 12
@@ -46,6 +46,9 @@ is a screen."""
 
 CALLED = 256
 """Words of the whole vocabulary a place that the first layers call for beside all others, tried once nothing helps."""
+
+PROMISING = 6
+"""Words a place that are tried together with as many of the next place."""
 
 Tried = dict[tuple[int, Sentence], float]
 """How likely the batch is with another sentence in one's place."""
@@ -83,7 +86,7 @@ class Settling:
         A sentence that no change near it helps rests until nothing helps the others either.
         """
         resting, idle = set[Sentence](), 0
-        choices = [self._steep, self._every, *([self._called] if self.screen else [])]
+        choices = [self._steep, *([self._called] if self.screen else []), self._every]
         for turn in range(ROUNDS):
             if idle == len(choices) or self.judge.entire(self.now):
                 break
@@ -103,7 +106,7 @@ class Settling:
             tried = Tried()
             if self.search.told is None and not self._helped(before):
                 tried = self._resize(choice)
-            if idle == 1 and not self._helped(before):
+            if choice.wide and not self._helped(before):
                 self._offer(self._passed(strayed(self.company, self.search, slopes, tried)))
             idle = 0 if self._helped(before) else idle + 1
             resting = set() if idle else resting
@@ -120,17 +123,18 @@ class Settling:
         if companies:
             self._take(*likeliest(self.judge, companies))
 
-    def _instead(self, company: Company, which: int, rivals: list[Sentence], screened: bool = True) -> list[float]:
+    def _instead(self, company: Company, which: int, rivals: list[Sentence], screened: bool = True) -> "Judged":
         """The likeliest of rivals for a sentence's place is taken if it helps; how likely each is."""
-        scores = self._judged(company, which, rivals) if screened else self.judge.instead(company, which, rivals)
-        score, rival = max(zip(scores, rivals, strict=True), default=(self.now, ()))
+        judged = self._judged(company, which, rivals, screened)
+        score, rival = max(zip(judged.scores, rivals, strict=True), default=(self.now, ()))
         self._take(company.but(which, rival), score)
-        return scores
+        return judged
 
-    def _judged(self, company: Company, which: int, rivals: list[Sentence]) -> list[float]:
+    def _judged(self, company: Company, which: int, rivals: list[Sentence], screened: bool) -> "Judged":
         """How likely rivals are; those that the screen passes over not at all."""
-        if self.screen is None or len(rivals) <= SCREENED:
-            return self.judge.instead(company, which, rivals)
+        if not screened or self.screen is None or len(rivals) <= SCREENED:
+            scores = self.judge.instead(company, which, rivals)
+            return Judged(scores, scores)
         promise, passed = self.screen.instead(company, which, rivals), list[int]()
         for length in sorted({len(rival) for rival in rivals}):
             alike = {n: promise[n] for n, rival in enumerate(rivals) if len(rival) == length}
@@ -138,7 +142,7 @@ class Settling:
         scores = [-math.inf] * len(rivals)
         for n, score in zip(passed, self.judge.instead(company, which, [rivals[n] for n in passed]), strict=True):
             scores[n] = score
-        return scores
+        return Judged(scores, promise)
 
     def _passed(self, companies: list[Company]) -> list[Company]:
         """Those that the screen, which does not see labels, does not pass over."""
@@ -154,10 +158,10 @@ class Settling:
         return Choice(words, more=FEW, orders=ORDERS)
 
     def _every(self, slopes: Tensor) -> "Choice":
-        """All that were heard, and every order, whatever a screen thinks of them; and runs of words moved."""
+        """All that were heard, and every order, whatever a screen thinks of them."""
         sentences, words = self.company.sentences, self.search.door.vocabulary
         every = sorted({*self.pool.tolist(), *chain(*sentences)} - {*words.opening, *words.closing})
-        return Choice([[every] * len(sentence) for sentence in sentences], runs=True, screened=False)
+        return Choice([[every] * len(sentence) for sentence in sentences], screened=False)
 
     def _called(self, slopes: Tensor) -> "Choice":
         """What the first layers call for in every place beside the words that stand there: faint ones stand out when
@@ -177,15 +181,17 @@ class Settling:
         every = reordered(sentence, inside)
         moved = [every[n] for n in rng.permutation(len(every))[: choice.orders].tolist()]
         rivals = [*(changed(sentence, [change]) for change in singles), *moved]
-        scores = self._instead(company, which, rivals, choice.screened)
-        if choice.runs:
-            self._instead(company, which, list(shifted(sentence, inside)))
+        judged = self._instead(company, which, rivals, choice.screened)
         best: dict[int, tuple[float, Change]] = {}
-        for score, change in zip(scores, singles, strict=False):
+        for score, change in zip(judged.scores, singles, strict=False):
             if score > best.get(change[0], (now, change))[0]:
                 best[change[0]] = score, change
         ranked = [change for _, change in sorted(best.values(), reverse=True)]
         self._instead(company, which, [changed(sentence, ranked[: n + 1]) for n in range(1, len(ranked))])
+        if self.now == now:
+            self._instead(company, which, list(shifted(sentence, inside)))
+        if self.now == now and choice.wide:
+            self._instead(company, which, list(paired(sentence, dict(zip(singles, judged.promise, strict=False)))))
 
     def _steepest(self, slope: Tensor) -> list[int]:
         some = self.pool[slope[self.pool].argsort(descending=True)[:STEEPEST]].tolist()
@@ -206,7 +212,7 @@ class Settling:
         tried = Tried()
         for which, sentence in enumerate(self.company.sentences):
             rivals = list(resized(sentence, [words[: choice.more] for words in choice.words[which]], self.search))
-            scores = self._instead(self.company, which, rivals, choice.screened)
+            scores = self._instead(self.company, which, rivals, choice.screened).scores
             tried |= {(which, rival): score for rival, score in zip(rivals, scores, strict=True)}
         return tried
 
@@ -214,13 +220,25 @@ class Settling:
 @dataclass(frozen=True)
 class Choice:
     """Words to be tried in every place of every sentence, the first of them (`more`) between places too; how many
-    orders of each (where it is not said, all), and whether runs of words are moved."""
+    orders of each (where it is not said, all); whether a screen chooses among them."""
 
     words: list[list[list[int]]]
     more: int | None = None
     orders: int | None = None
-    runs: bool = False
     screened: bool = True
+
+    @property
+    def wide(self) -> bool:
+        """Whether it is for batches that nothing near at hand helps."""
+        return self.more is None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How likely rivals are, and how likely they seem to what judged them all."""
+
+    scores: list[float]
+    promise: list[float]
 
 
 def _foremost(promise: Mapping[int, float], most: int) -> list[int]:
@@ -300,6 +318,16 @@ def shifted(sentence: Sentence, inside: range) -> Iterator[Sentence]:
     """With a run of words moved elsewhere: two runs that meet exchanged."""
     for first, middle, last in combinations(range(inside.start, inside.stop + 1), 3):
         yield sentence[:first] + sentence[middle:last] + sentence[first:middle] + sentence[last:]
+
+
+def paired(sentence: Sentence, promise: Mapping[Change, float]) -> Iterator[Sentence]:
+    """With two neighbours changed at once, each into a word that promises much alone: "to be", "' t"."""
+    best: dict[int, list[Change]] = {}
+    for change in sorted(promise, key=lambda each: -promise[each]):
+        best.setdefault(change[0], []).append(change)
+    for place, changes in best.items():
+        for pair in product(changes[:PROMISING], best.get(place + 1, [])[:PROMISING]):
+            yield changed(sentence, pair)
 
 
 def resized(sentence: Sentence, likely: Sequence[Sequence[int]], search: Search) -> Iterator[Sentence]:
