@@ -209,13 +209,43 @@ class Both:
         return False
 
 
+def framed():
+    """A search of sentences of six tokens, which are told."""
+    door = SimpleNamespace(vocabulary=SimpleNamespace(opening=(1,), closing=(2,), table=torch.zeros(40, 1)))
+    return SimpleNamespace(opening=(1,), closing=(2,), told=torch.tensor([6]), door=door, possible=lambda _: False)
+
+
 def test_two_words_that_help_together_only_are_found() -> None:
-    truth, door = Company(((1, 10, 30, 31, 13, 2),), None), SimpleNamespace()
-    door.vocabulary = SimpleNamespace(opening=(1,), closing=(2,), table=torch.zeros(40, 1))
-    search = SimpleNamespace(opening=(1,), closing=(2,), told=torch.tensor([6]), door=door, possible=lambda _: False)
+    truth = Company(((1, 10, 30, 31, 13, 2),), None)
     wrong, pool = Company(((1, 10, 11, 12, 13, 2),), None), torch.tensor([10, 11, 12, 13, 30, 31])
-    company, _ = settling.Settling(search, Both(truth), wrong, pool).settled(Rng(0))
+    company, _ = settling.Settling(framed(), Both(truth), wrong, pool).settled(Rng(0))
     assert company == truth
+
+
+@pytest.mark.parametrize("helped", [True, False])
+def test_a_word_leaves_for_another_elsewhere_that_comes_near(helped: bool) -> None:
+    truth, wrong = Company(((1, 11, 12, 13, 35, 2),), None), Company(((1, 10, 11, 12, 13, 2),), None)
+    near = torch.zeros(1, 6, 40).index_fill(2, torch.tensor([35]), 1.0)
+    pool = torch.tensor([10, 11, 12, 13])
+    told = settling.Settling(framed(), Both(truth), wrong, pool, near=(lambda _: near) if helped else None)
+    assert (told.settled(Rng(0))[0] == truth) == helped
+
+
+def test_words_slide_between_the_one_that_leaves_and_the_one_that_comes() -> None:
+    found = list(settling.slid((1, 10, 11, 12, 2), range(1, 4), [[], [20], [], [21], []]))
+    assert {(1, 11, 12, 20, 2), (1, 11, 12, 21, 2), (1, 20, 10, 11, 2), (1, 21, 10, 11, 2)} <= set(found)
+    assert all(len(each) == 5 and each[0] == 1 and each[-1] == 2 for each in found)
+
+
+def test_a_word_that_is_missing_comes_near(scene) -> None:
+    here = scene("noise(relative=0.3)")
+    door, (one, other) = entrance(here.seen), truths(here)
+    labels, place = tuple(here.secret.labels.tolist()), 3
+    wrong = one[:place] + (one[place] + 7,) + one[place + 1 :]
+    near = Judge(door).near(Company((wrong, other), labels))
+    assert one[place] in near[0, place].topk(settling.NEARBY).indices
+    assert near[0, place, wrong[place]] == -torch.inf
+    assert not near[..., ~door.vocabulary.usable].isfinite().any()
 
 
 def test_a_lost_sentence_is_written_anew_with_its_length_and_label(scene) -> None:

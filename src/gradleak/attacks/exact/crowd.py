@@ -87,14 +87,14 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     for starts, pool in beginnings:
         echo.listen(pool)
         guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo")
-        company, score = Settling(search, deciding, _labelled(door, judge, guided), pool, echo).settled(rng)
+        company, score = Settling(search, deciding, _labelled(door, judge, guided), pool, echo, judge.near).settled(rng)
         found.append((score, company))
         if deciding.entire(score):
             break
     score, company = max(found, key=lambda one: one[0])
     again = gaps and count > 1  # one sentence leaves nothing to read another out of
     while again and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
-        company, score = Settling(search, judge, other, pool, echo).settled(rng)
+        company, score = Settling(search, judge, other, pool, echo, judge.near).settled(rng)
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool)),
              "noise_alone": float(deciding.quiet(company, score))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)

@@ -34,6 +34,9 @@ SURE, TELLING = 3.0, 8.0
 """Standard deviations by which noise alone may seem to be more, and that a word must be worth on average for a missing
 one to be seen."""
 
+STRIDES, STRIDE = 30, 0.6
+"""How often vectors that need be no words are moved, and how far each time, beside the spread of words."""
+
 
 @dataclass(frozen=True)
 class Company:
@@ -125,12 +128,37 @@ class Judge:
         scores = self.companies([alone(sentence, label) for label in labels])
         return max(zip(labels, scores, strict=True), key=lambda one: one[1])
 
-    def _rise(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
-        """How much likelier each token of the vocabulary would make one candidate (1 x n x L x d), to first order."""
+    def near(self, company: Company) -> Tensor:
+        """How near each token, but the one that stands there, is to where every place goes that need hold no word (n x
+        L x V): all vectors inside the frames move at once, to where the update is likelier. Words that slopes do not
+        know of come near so."""
+        x, y, extra = self._together(company, max(map(len, company.sentences)))
+        words, free = self.door.vocabulary, torch.zeros(x.shape[:2]).to(x)
+        for row, sentence in enumerate(company.sentences):
+            free[row, len(words.opening) : len(sentence) - len(words.closing)] = 1
+        extra = {name: value[None] for name, value in extra.items()}
+        table = words.table.detach().to(x)
+        x = x.detach().clone().requires_grad_()
+        optimiser = torch.optim.Adam([x], lr=STRIDE * float(table[words.usable].std()))
+        for _ in range(STRIDES):
+            x.grad = -self._uphill(x[None], y[None], extra)[0] * free[..., None]
+            optimiser.step()
+        near = -torch.cdist(x.detach(), table[None]).masked_fill(~words.usable, torch.inf)
+        for row, sentence in enumerate(company.sentences):
+            near[row, range(len(sentence)), list(sentence)] = -torch.inf
+        return near
+
+    def _uphill(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        """The slope of how likely one candidate (1 x n x L x d) is."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             value = self.objective(self._scored(x, y, extra).replay(x, y, extra), self.reference)
             (rise,) = torch.autograd.grad(-value.sum(), x)
+        return rise
+
+    def _rise(self, x: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        """How much likelier each token of the vocabulary would make one candidate (1 x n x L x d), to first order."""
+        rise = self._uphill(x, y, extra)
         gain = rise[0] @ self.door.vocabulary.table.detach().mT - (rise[0] * x.detach()[0]).sum(-1, keepdim=True)
         return gain.masked_fill(~self.door.vocabulary.usable, -torch.inf)
 

@@ -1,7 +1,7 @@
 """A batch of sentences changed, one thing at a time, while the whole update is likelier so."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, permutations, product
 from typing import Protocol
@@ -50,6 +50,9 @@ CALLED = 256
 PROMISING = 6
 """Words a place that are tried together with as many of the next place."""
 
+NEARBY = 8
+"""Words a place that come nearest when no place need hold a word."""
+
 Tried = dict[tuple[int, Sentence], float]
 """How likely the batch is with another sentence in one's place."""
 
@@ -70,12 +73,15 @@ class Judging(Protocol):
 
 class Settling:
     """The batch as it stands, and how likely the update is given it. `pool` are the words that were heard; a `screen`,
-    which judges cheaply, chooses which rivals are judged at all."""
+    which judges cheaply, chooses which rivals are judged at all; `near` tells which words are near to what a batch
+    wants in every place (n x L x V)."""
 
     def __init__(
         self, search: Search, judge: Judging, company: Company, pool: Tensor, screen: Judging | None = None,
+        near: Callable[[Company], Tensor] | None = None,
     ) -> None:
         self.search, self.judge, self.company, self.pool, self.screen = search, judge, company, pool, screen
+        self.near = near
         self._anew: dict[tuple[tuple[Sentence, ...], int], list[Sentence]] = {}
         (self.now,) = judge.companies([company])
 
@@ -86,7 +92,8 @@ class Settling:
         A sentence that no change near it helps rests until nothing helps the others either.
         """
         resting, idle = set[Sentence](), 0
-        choices = [self._steep, *([self._called] if self.screen else []), self._every]
+        choices = [self._steep, *([self._near] if self.near else []), *([self._called] if self.screen else []),
+                   self._every]
         for turn in range(ROUNDS):
             if idle == len(choices) or self.judge.entire(self.now):
                 break
@@ -155,13 +162,20 @@ class Settling:
         voices = [slopes] if self.screen is None else [slopes, self.screen.slopes(self.company)]
         words = [[list(dict.fromkeys(token for voice in voices for token in self._steepest(voice[which, place])))
                   for place in range(len(sentence))] for which, sentence in enumerate(self.company.sentences)]
-        return Choice(words, more=FEW, orders=ORDERS)
+        return Choice(words, more=FEW, orders=ORDERS, wide=False)
 
     def _every(self, slopes: Tensor) -> "Choice":
         """All that were heard, and every order, whatever a screen thinks of them."""
         sentences, words = self.company.sentences, self.search.door.vocabulary
         every = sorted({*self.pool.tolist(), *chain(*sentences)} - {*words.opening, *words.closing})
         return Choice([[every] * len(sentence) for sentence in sentences], screened=False)
+
+    def _near(self, slopes: Tensor) -> "Choice":
+        """Those that come near when no place need hold a word; a word may leave for one of them elsewhere."""
+        assert self.near is not None
+        found = self.near(self.company).topk(NEARBY).indices.tolist()
+        words = [rows[: len(sentence)] for rows, sentence in zip(found, self.company.sentences, strict=True)]
+        return Choice(words, more=FEW, orders=0, screened=False, slid=True)
 
     def _called(self, slopes: Tensor) -> "Choice":
         """What the first layers call for in every place beside the words that stand there: faint ones stand out when
@@ -192,6 +206,8 @@ class Settling:
             self._instead(company, which, list(shifted(sentence, inside)))
         if self.now == now and choice.wide:
             self._instead(company, which, list(paired(sentence, dict(zip(singles, judged.promise, strict=False)))))
+        if self.now == now and choice.slid:
+            self._instead(company, which, list(slid(sentence, inside, [each[:FEW] for each in choice.words[which]])))
 
     def _steepest(self, slope: Tensor) -> list[int]:
         some = self.pool[slope[self.pool].argsort(descending=True)[:STEEPEST]].tolist()
@@ -220,17 +236,15 @@ class Settling:
 @dataclass(frozen=True)
 class Choice:
     """Words to be tried in every place of every sentence, the first of them (`more`) between places too; how many
-    orders of each (where it is not said, all); whether a screen chooses among them."""
+    orders of each (where it is not said, all); whether a screen chooses among them, and whether all this is for batches
+    that nothing near at hand helps; whether a word may leave for another elsewhere."""
 
     words: list[list[list[int]]]
     more: int | None = None
     orders: int | None = None
     screened: bool = True
-
-    @property
-    def wide(self) -> bool:
-        """Whether it is for batches that nothing near at hand helps."""
-        return self.more is None
+    wide: bool = True
+    slid: bool = False
 
 
 @dataclass(frozen=True)
@@ -318,6 +332,15 @@ def shifted(sentence: Sentence, inside: range) -> Iterator[Sentence]:
     """With a run of words moved elsewhere: two runs that meet exchanged."""
     for first, middle, last in combinations(range(inside.start, inside.stop + 1), 3):
         yield sentence[:first] + sentence[middle:last] + sentence[first:middle] + sentence[last:]
+
+
+def slid(sentence: Sentence, inside: range, likely: Sequence[Sequence[int]]) -> Iterator[Sentence]:
+    """With a word gone and another come elsewhere, those between moved by one: a word that is `likely` where either
+    happened."""
+    for gone, come in permutations(inside, 2):
+        rest = sentence[:gone] + sentence[gone + 1 :]
+        for token in dict.fromkeys([*likely[gone], *likely[come]]):
+            yield (*rest[:come], token, *rest[come:])
 
 
 def paired(sentence: Sentence, promise: Mapping[Change, float]) -> Iterator[Sentence]:
