@@ -241,7 +241,7 @@ def test_a_word_that_is_missing_comes_near(scene) -> None:
     here = scene("noise(relative=0.3)")
     door, (one, other) = entrance(here.seen), truths(here)
     labels, place = tuple(here.secret.labels.tolist()), 3
-    wrong = one[:place] + (one[place] + 7,) + one[place + 1 :]
+    wrong = (*one[:place], one[place] + 7, *one[place + 1 :])
     near = Judge(door).near(Company((wrong, other), labels))
     assert one[place] in near[0, place].topk(settling.NEARBY).indices
     assert near[0, place, wrong[place]] == -torch.inf

@@ -108,7 +108,7 @@ class Settling:
             if not idle or self._helped(before):  # else these were tried on the same batch, in vain
                 self._offer([*self._passed(list(crossings(self.company))),
                              *list(relabelled(self.search.door, self.company))[1:]])
-            if turn == 0 or not (idle or self._helped(before)):
+            if turn == 0 or (choice.anew and not self._helped(before)):
                 self._renew()
             tried = Tried()
             if self.search.told is None and not self._helped(before):
@@ -162,7 +162,7 @@ class Settling:
         voices = [slopes] if self.screen is None else [slopes, self.screen.slopes(self.company)]
         words = [[list(dict.fromkeys(token for voice in voices for token in self._steepest(voice[which, place])))
                   for place in range(len(sentence))] for which, sentence in enumerate(self.company.sentences)]
-        return Choice(words, more=FEW, orders=ORDERS, wide=False)
+        return Choice(words, more=FEW, orders=ORDERS, wide=False, anew=self.near is None)
 
     def _every(self, slopes: Tensor) -> "Choice":
         """All that were heard, and every order, whatever a screen thinks of them."""
@@ -175,7 +175,7 @@ class Settling:
         assert self.near is not None
         found = self.near(self.company).topk(NEARBY).indices.tolist()
         words = [rows[: len(sentence)] for rows, sentence in zip(found, self.company.sentences, strict=True)]
-        return Choice(words, more=FEW, orders=0, screened=False, slid=True)
+        return Choice(words, more=FEW, orders=0, screened=False, slid=True, anew=True)
 
     def _called(self, slopes: Tensor) -> "Choice":
         """What the first layers call for in every place beside the words that stand there: faint ones stand out when
@@ -237,7 +237,8 @@ class Settling:
 class Choice:
     """Words to be tried in every place of every sentence, the first of them (`more`) between places too; how many
     orders of each (where it is not said, all); whether a screen chooses among them, and whether all this is for batches
-    that nothing near at hand helps; whether a word may leave for another elsewhere."""
+    that nothing near at hand helps; whether a word may leave for another elsewhere, and whether sentences are written
+    anew where none of it helps."""
 
     words: list[list[list[int]]]
     more: int | None = None
@@ -245,6 +246,7 @@ class Choice:
     screened: bool = True
     wide: bool = True
     slid: bool = False
+    anew: bool = False
 
 
 @dataclass(frozen=True)
