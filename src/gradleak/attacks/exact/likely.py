@@ -239,13 +239,12 @@ class Search:
         pressed = self.heard.energy - axes @ (axes.mT @ self.heard.energy)
         held, along = self.door.atoms.forms(pressed - (pressed @ axes) @ axes.mT), self.door.atoms.along(axes)
         usable = self.door.vocabulary.usable.nonzero()[:, 0]
-        found, frequent = {}, usable[: max(1, round(FREQUENT * len(usable)))]
+        found, frequent = {}, max(1, round(FREQUENT * len(usable)))
         for place in places:
             fresh = self.door.atoms.squares(place) - along(place).square().sum(1)
-            gains = held(place) / fresh.clamp_min(LITTLE * self.door.atoms.squares(place))
-            gains[~self.door.vocabulary.usable] = -torch.inf
-            every, some = (part.topk(min(most, len(part))).indices for part in (gains, gains[frequent]))
-            found[place] = list(dict.fromkeys([*every.tolist(), *frequent[some].tolist()]))
+            gains = (held(place) / fresh.clamp_min(LITTLE * self.door.atoms.squares(place)))[usable]
+            top = torch.cat([part.topk(min(most, len(part))).indices for part in (gains, gains[:frequent])])
+            found[place] = list(dict.fromkeys(usable[top].tolist()))
         return found
 
     def arranging(self, length: int) -> Arranging:

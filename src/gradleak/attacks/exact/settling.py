@@ -173,8 +173,11 @@ class Settling:
     def _near(self, slopes: Tensor) -> "Choice":
         """Those that come near when no place need hold a word; a word may leave for one of them elsewhere."""
         assert self.near is not None
-        found = self.near(self.company).topk(NEARBY).indices.tolist()
-        words = [rows[: len(sentence)] for rows, sentence in zip(found, self.company.sentences, strict=True)]
+        near = self.near(self.company)
+        found = near.topk(min(NEARBY, near.shape[-1]))
+        there = found.values.isfinite()
+        words = [[found.indices[which, place][there[which, place]].tolist() for place in range(len(sentence))]
+                 for which, sentence in enumerate(self.company.sentences)]
         return Choice(words, more=FEW, orders=0, screened=False, slid=True, anew=True)
 
     def _called(self, slopes: Tensor) -> "Choice":
