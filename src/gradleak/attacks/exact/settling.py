@@ -178,7 +178,7 @@ class Settling:
         there = found.values.isfinite()
         words = [[found.indices[which, place][there[which, place]].tolist() for place in range(len(sentence))]
                  for which, sentence in enumerate(self.company.sentences)]
-        return Choice(words, more=FEW, orders=0, screened=False, slid=True, anew=True)
+        return Choice(words, more=FEW, orders=0, screened=False, wide=False, slid=True, anew=True)
 
     def _called(self, slopes: Tensor) -> "Choice":
         """What the first layers call for in every place beside the words that stand there: faint ones stand out when
@@ -205,7 +205,7 @@ class Settling:
                 best[change[0]] = score, change
         ranked = [change for _, change in sorted(best.values(), reverse=True)]
         self._instead(company, which, [changed(sentence, ranked[: n + 1]) for n in range(1, len(ranked))])
-        if self.now == now:
+        if self.now == now and choice.orders != 0:
             self._instead(company, which, list(shifted(sentence, inside)))
         if self.now == now and choice.wide:
             self._instead(company, which, list(paired(sentence, dict(zip(singles, judged.promise, strict=False)))))
