@@ -23,9 +23,9 @@ from gradleak.rng import Rng
 from gradleak.tap import Layer
 from gradleak.types import Batch, following
 
-TOGETHER, REMEMBERED = 64, 4096
-"""Sentences that pass the first layers at a time, and those of which what they bring is remembered: some 60 KiB each
-for a dozen words of MiniLM."""
+TOGETHER, COMPARED, REMEMBERED = 64, 1024, 4096
+"""Sentences that pass the first layers at a time, those that are compared at a time, and those of which what they bring
+is remembered: some 60 KiB each for a dozen words of MiniLM."""
 
 RIDGE, ALIKE = 1e-4, 1e-3
 """Beside the mean squared length: so that words that count once can be solved for; and beside the longest direction:
@@ -81,6 +81,8 @@ class Echo:
         """Of a batch with each rival in a sentence's place, in nats."""
         if not rivals:
             return []
+        if len(rivals) > COMPARED:
+            return [*self.instead(company, which, rivals[:COMPARED]), *self.instead(company, which, rivals[COMPARED:])]
         others = [sentence for number, sentence in enumerate(company.sentences) if number != which]
         self._pass([*others, *rivals])
         counts = torch.tensor([len(rival) for rival in rivals]) + sum(map(len, others))
@@ -172,6 +174,7 @@ def _explained(energy: Tensor, known: Sequence[Tensor], rows: Tensor) -> Tensor:
         base = float((axes @ energy * axes).sum())
         rows = rows - (rows @ axes.mT) @ axes
     gram, seen = rows @ rows.mT, (rows @ energy) @ rows.mT
-    ridge = RIDGE * gram.diagonal(dim1=1, dim2=2).mean() * torch.eye(rows.shape[1]).to(gram)
-    shares: Tensor = torch.linalg.solve(gram + ridge, seen)
+    squares = gram.diagonal(dim1=1, dim2=2)
+    ridge = RIDGE * squares.sum(1) / (squares > 0).sum(1).clamp_min(1)  # of each alone: others do not change its worth
+    shares: Tensor = torch.linalg.solve(gram + ridge[:, None, None] * torch.eye(rows.shape[1]).to(gram), seen)
     return base + shares.diagonal(dim1=1, dim2=2).sum(1).double()
