@@ -263,15 +263,33 @@ def test_a_lost_sentence_is_written_anew_with_its_length_and_label(scene) -> Non
     assert sorted(zip(found.sentences, found.labels, strict=True)) == sorted(zip((one, other), labels, strict=True))
 
 
+@pytest.mark.parametrize(("defense", "widths"), [
+    ("prune(keep=0.3)", ["Echo", "Judge", "Echo", "Judge", "Judge wide"]),
+    ("noise(relative=0.3)", ["Echo wide", "Judge wide"])])
+def test_of_several_beginnings_the_best_alone_is_searched_widely(scene, monkeypatch, defense: str, widths: list[str]):
+    calls = []
+
+    class Watched(crowd.Settling):
+        def settled(self, rng: Rng, wide: bool = True):
+            calls.append(type(self.judge).__name__ + " wide" * wide)
+            return self.company, self.now
+
+    monkeypatch.setattr(crowd, "Settling", Watched)
+    monkeypatch.setattr(crowd, "reread", lambda *_: None)
+    monkeypatch.setattr(crowd, "_lengths", lambda *_: [(6, 7), (5, 7)])
+    crowd.read(entrance(scene(defense).seen), 2, Rng(1))
+    assert calls == widths
+
+
 @pytest.mark.parametrize(("mode", "deciding"), [("train", "Doubting"), ("eval", "Judge")])
 def test_replays_of_a_client_that_drops_do_not_decide_alone(play, text_task, monkeypatch, mode: str, deciding: str):
     here = play("noise(relative=0.3)", "curious", 2, f"one_step(mode={mode})", task=text_task("bert", "", 64))
     judges = []
 
     class Watched(crowd.Settling):
-        def settled(self, rng: Rng):
+        def settled(self, rng: Rng, wide: bool = True):
             judges.append(self.judge)
-            return super().settled(rng)
+            return super().settled(rng, wide)
 
     monkeypatch.setattr(crowd, "Settling", Watched)
     crowd.read(entrance(here.seen), 2, Rng(1))

@@ -83,21 +83,31 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     beginnings = _beginnings(door, search, pool, lengths, gaps, rng)
     echo = Echo(search, pool, max(map(sum, lengths)), seat, rng / "echo")
     deciding: Judging = Doubting(echo, judge) if door.drops else judge
-    found = list[tuple[float, Company]]()
+    found = list[Settling]()
     for starts, pool in beginnings:
         echo.listen(pool)
-        guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo")
-        company, score = Settling(search, deciding, _labelled(door, judge, guided), pool, echo, judge.near).settled(rng)
-        found.append((score, company))
-        if deciding.entire(score):
+        guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo", wide=not gaps)
+        found.append(Settling(search, deciding, _labelled(door, judge, guided), pool, echo, judge.near))
+        found[-1].settled(rng, wide=not gaps)
+        if deciding.entire(found[-1].now):
             break
-    score, company = max(found, key=lambda one: one[0])
-    again = gaps and count > 1  # one sentence leaves nothing to read another out of
-    while again and not judge.entire(score) and (other := reread(door, judge, company, score, rng / "again")):
-        company, score = Settling(search, judge, other, pool, echo, judge.near).settled(rng)
+    best = max(found, key=lambda each: each.now)
+    if gaps:
+        _exhausted(door, judge, best, rng)
+    company, score = best.company, best.now
     notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool)),
              "noise_alone": float(deciding.quiet(company, score))}
     return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
+
+
+def _exhausted(door: Entrance, judge: Judge, best: Settling, rng: Rng) -> None:
+    """While something is left to explain: a sentence read again, then all that may be tried."""
+    for wide in (False, True):
+        if wide and not judge.entire(best.now):
+            best.settled(rng)
+        while not judge.entire(best.now) and (other := reread(door, judge, best.company, best.now, rng / "again")):
+            best.offer([other])
+            best.settled(rng, wide)
 
 
 def single(door: Entrance, rng: Rng) -> Reading:
@@ -178,6 +188,8 @@ def _lengths(search: Search, pool: Tensor, seat: float, count: int) -> list[tupl
 def reread(door: Entrance, judge: Judge, company: Company, score: float, rng: Rng) -> Company | None:
     """The batch with one sentence read again, out of what the others leave of the update, if that explains more. Where
     entries were left out the truth leaves nothing, so it is known when there is reason to."""
+    if len(company.sentences) == 1:  # which leaves nothing to read another out of
+        return None
     for which in range(len(company.sentences)):
         reading = likely.read(_rest(door, judge, company, which), rng / which)
         other = company.but(which, reading.sentences[0])

@@ -85,15 +85,16 @@ class Settling:
         self._anew: dict[tuple[tuple[Sentence, ...], int], list[Sentence]] = {}
         (self.now,) = judge.companies([company])
 
-    def settled(self, rng: Rng) -> tuple[Company, float]:
+    def settled(self, rng: Rng, wide: bool = True) -> tuple[Company, float]:
         """Words, orders, exchanges and labels; then sentences written anew, other lengths; where nothing helps, more
-        and more of it, and words that were not heard.
+        and more of it, and words that were not heard (if `wide`).
 
         A sentence that no change near it helps rests until nothing helps the others either.
         """
         resting, idle = set[Sentence](), 0
-        choices = [self._steep, *([self._near] if self.near else []), *([self._called] if self.screen else []),
-                   self._every]
+        choices = [self._steep, *([self._near] if self.near else [])]
+        if wide:
+            choices += [*([self._called] if self.screen else []), self._every]
         for turn in range(ROUNDS):
             if idle == len(choices) or self.judge.entire(self.now):
                 break
@@ -106,7 +107,7 @@ class Settling:
                     self._reword(which, choice, rng / turn / which)
                     resting |= {sentence} & {*self.company.sentences}
             if not idle or self._helped(before):  # else these were tried on the same batch, in vain
-                self._offer([*self._passed(list(crossings(self.company))),
+                self.offer([*self._passed(list(crossings(self.company))),
                              *list(relabelled(self.search.door, self.company))[1:]])
             if turn == 0 or (choice.anew and not self._helped(before)):
                 self._renew()
@@ -114,7 +115,7 @@ class Settling:
             if self.search.told is None and not self._helped(before):
                 tried = self._resize(choice)
             if choice.wide and not self._helped(before):
-                self._offer(self._passed(strayed(self.company, self.search, slopes, tried)))
+                self.offer(self._passed(strayed(self.company, self.search, slopes, tried)))
             idle = 0 if self._helped(before) else idle + 1
             resting = set() if idle else resting
         return self.company, self.now
@@ -126,7 +127,8 @@ class Settling:
         if score > self.now + CHANCE:
             self.company, self.now = company, score
 
-    def _offer(self, companies: list[Company]) -> None:
+    def offer(self, companies: list[Company]) -> None:
+        """The likeliest is taken if it helps."""
         if companies:
             self._take(*likeliest(self.judge, companies))
 
