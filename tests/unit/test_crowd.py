@@ -8,7 +8,7 @@ import torch
 
 from gradleak.attacks.exact import crowd, likely, settling
 from gradleak.attacks.exact.arrange import explained
-from gradleak.attacks.exact.echo import Echo
+from gradleak.attacks.exact.echo import Echo, _explained
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.judge import Company, Judge
 from gradleak.attacks.exact.seating import replaced
@@ -82,6 +82,15 @@ def test_what_reaches_early_layers_tells_words_orders_and_company(scene, monkeyp
     assert echo.instead(Company((one, other), None), 0, rivals) == pytest.approx(scores, rel=1e-5)
     monkeypatch.setattr("gradleak.attacks.exact.echo.COMPARED", 2)  # so that the last is compared alone
     assert echo.instead(Company((one, other), None), 0, rivals) == pytest.approx(scores, rel=1e-6)
+
+
+def test_what_a_sentence_explains_is_its_own_whoever_is_compared_with_it() -> None:
+    rows = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0])[:, None, None]
+    energy = torch.eye(8)
+    alone, beside = (_explained(energy, [], some)[0] for some in (rows[:1], rows))
+    padded = _explained(energy, [], torch.cat([rows[:1], torch.zeros(1, 5, 8)], 1))[0]
+    assert alone == pytest.approx(3, rel=1e-2)
+    assert [float(beside), float(padded)] == pytest.approx([float(alone)] * 2, rel=1e-6)
 
 
 def test_words_are_at_an_end_where_they_add_no_more_than_absent_ones(scene, monkeypatch):
@@ -279,6 +288,27 @@ def test_of_several_beginnings_the_best_alone_is_searched_widely(scene, monkeypa
     monkeypatch.setattr(crowd, "_lengths", lambda *_: [(6, 7), (5, 7)])
     crowd.read(entrance(scene(defense).seen), 2, Rng(1))
     assert calls == widths
+
+
+@pytest.mark.parametrize("helps", [False, True])
+def test_the_same_batch_is_read_again_once_only(scene, monkeypatch, helps: bool):
+    asked = []
+
+    class Idle(crowd.Settling):
+        def settled(self, rng: Rng, wide: bool = True):
+            return self.company, self.now
+
+    def reread(door, judge, company, score, rng):
+        asked.append(company)
+        return truth if helps else None
+
+    here = scene("prune(keep=0.3)")
+    door, truth = entrance(here.seen), Company(tuple(truths(here)), tuple(here.secret.labels.tolist()))
+    judge, wrong = Judge(door), truth.but(0, truth.sentences[0][::-1])
+    monkeypatch.setattr(crowd, "reread", reread)
+    best = Idle(likely.hearings(door, Rng(1), crowd.LONGEST)[-1], judge, wrong, torch.arange(5))
+    crowd._exhausted(door, judge, best, Rng(1))
+    assert asked == [wrong] and best.company == (truth if helps else wrong)
 
 
 @pytest.mark.parametrize(("mode", "deciding"), [("train", "Doubting"), ("eval", "Judge")])

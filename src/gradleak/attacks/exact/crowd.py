@@ -101,13 +101,16 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
 
 
 def _exhausted(door: Entrance, judge: Judge, best: Settling, rng: Rng) -> None:
-    """While something is left to explain: a sentence read again, then all that may be tried."""
+    """While something is left to explain: a sentence read again, then all that may be tried, then one read again."""
+    tried: Company | None = None
     for wide in (False, True):
-        if wide and not judge.entire(best.now):
+        if wide:
             best.settled(rng)
-        while not judge.entire(best.now) and (other := reread(door, judge, best.company, best.now, rng / "again")):
-            best.offer([other])
-            best.settled(rng, wide)
+        while best.company != tried and not judge.entire(best.now):
+            tried = best.company
+            if other := reread(door, judge, best.company, best.now, rng / "again"):
+                best.offer([other])
+                best.settled(rng, wide)
 
 
 def single(door: Entrance, rng: Rng) -> Reading:

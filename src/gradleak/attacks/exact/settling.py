@@ -108,7 +108,7 @@ class Settling:
                     resting |= {sentence} & {*self.company.sentences}
             if not idle or self._helped(before):  # else these were tried on the same batch, in vain
                 self.offer([*self._passed(list(crossings(self.company))),
-                             *list(relabelled(self.search.door, self.company))[1:]])
+                            *list(relabelled(self.search.door, self.company))[1:]])
             if turn == 0 or (choice.anew and not self._helped(before)):
                 self._renew()
             tried = Tried()
