@@ -10,6 +10,7 @@ from gradleak.attacks.exact import crowd, likely, settling
 from gradleak.attacks.exact.arrange import explained
 from gradleak.attacks.exact.echo import Echo, _explained
 from gradleak.attacks.exact.entrance import entrance
+from gradleak.attacks.exact.gaps import Seated
 from gradleak.attacks.exact.judge import Company, Judge
 from gradleak.attacks.exact.seating import replaced
 from gradleak.rng import Rng
@@ -270,6 +271,16 @@ def test_a_lost_sentence_is_written_anew_with_its_length_and_label(scene) -> Non
     assert sum(a == b for a, b in zip(rival, other, strict=True)) >= len(other) - 2
     found, _ = settling.Settling(search, judge, lost, pool).settled(Rng(0))
     assert sorted(zip(found.sentences, found.labels, strict=True)) == sorted(zip((one, other), labels, strict=True))
+
+
+def test_guesses_that_end_alike_are_begun_once(scene, monkeypatch):
+    door = entrance(scene("prune(keep=0.3)").seen)
+    search = likely.hearings(door, Rng(1))[-1]
+    pool, _ = crowd.gathered(search, 2)
+    monkeypatch.setattr(crowd, "sifted", lambda _, pool, lengths: Seated(lengths, ((int(pool[0]), 1),) * 2))
+    monkeypatch.setattr(crowd, "parted", lambda *_: [])
+    for guesses, times in ([(6, 7), (6, 7)], 1), ([(6, 7), (5, 7)], 2):
+        assert len(list(crowd._beginnings(door, search, pool, guesses, gaps=True, rng=Rng(1)))) == times
 
 
 @pytest.mark.parametrize(("defense", "widths"), [

@@ -16,7 +16,7 @@ from gradleak.attacks.exact import likely
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
 from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import Entrance
-from gradleak.attacks.exact.gaps import heard, sifted
+from gradleak.attacks.exact.gaps import Seated, heard, sifted
 from gradleak.attacks.exact.judge import MANY, Company, Judge
 from gradleak.attacks.exact.likely import HEARD, Search, hearings
 from gradleak.attacks.exact.reading import Reading, Sentence
@@ -129,8 +129,12 @@ def _beginnings(
     if not gaps:
         yield [Company(way, None) for each in lengths for way in begun(door, search, pool, each, rng)], pool
         return
+    known = set[Seated]()
     for each in lengths:
         now = sifted(search, pool, each)
+        if now in known:  # lengths so near each other often end alike
+            continue
+        known.add(now)
         pool = heard(pool, now)
         ways = parted(door, search, list(now.seats), now.lengths, rng)
         yield [Company(way, None) for way in ways[:WAYS]], pool
