@@ -284,14 +284,16 @@ def test_guesses_that_end_alike_are_begun_once(scene, monkeypatch):
 
 
 @pytest.mark.parametrize(("defense", "widths"), [
-    ("prune(keep=0.3)", ["Echo", "Judge", "Echo", "Judge", "Judge wide"]),
+    ("prune(keep=0.3)", ["Echo sized", "Judge", "Echo sized", "Judge", "Judge wide"]),
     ("noise(relative=0.3)", ["Echo wide", "Judge wide"])])
 def test_of_several_beginnings_the_best_alone_is_searched_widely(scene, monkeypatch, defense: str, widths: list[str]):
     calls = []
 
     class Watched(crowd.Settling):
         def settled(self, rng: Rng, wide: bool = True):
-            calls.append(type(self.judge).__name__ + " wide" * wide)
+            sized = self.search.told is not None
+            assert not sized or self.search.told.tolist() == [len(each) for each in self.company.sentences]
+            calls.append(type(self.judge).__name__ + " sized" * sized + " wide" * wide)
             return self.company, self.now
 
     monkeypatch.setattr(crowd, "Settling", Watched)

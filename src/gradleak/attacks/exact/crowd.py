@@ -86,7 +86,9 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     found = list[Settling]()
     for starts, pool in beginnings:
         echo.listen(pool)
-        guided, _ = Settling(search, echo, likeliest(echo, starts)[0], pool).settled(rng / "echo", wide=not gaps)
+        first, _ = likeliest(echo, starts)
+        sized = search.told_of(map(len, first.sentences)) if gaps else search  # by sifting; any word adds to the echo
+        guided, _ = Settling(sized, echo, first, pool).settled(rng / "echo", wide=not gaps)
         found.append(Settling(search, deciding, _labelled(door, judge, guided), pool, echo, judge.near))
         found[-1].settled(rng, wide=not gaps)
         if deciding.entire(found[-1].now):

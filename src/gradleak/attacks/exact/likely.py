@@ -5,7 +5,8 @@ sentences the likeliest is the one whose vectors hold the most of the gradients'
 sentences cheaply. The few it likes best are replayed, and the whole update decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -190,6 +191,12 @@ class Search:
         self.longest = min(door.places, longest or door.places)
         self._along = door.atoms.along(heard.axes[0][:, :AXES])
         self._lists: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def told_of(self, lengths: Iterable[int]) -> "Search":
+        """The same as if such lengths had been told."""
+        other = copy(self)
+        other.told = torch.tensor(list(lengths))
+        return other
 
     def possible(self, length: int) -> bool:
         return len(self.opening) + len(self.closing) < length <= self.longest
