@@ -281,6 +281,9 @@ def test_guesses_that_end_alike_are_begun_once(scene, monkeypatch):
     monkeypatch.setattr(crowd, "parted", lambda *_: [])
     for guesses, times in ([(6, 7), (6, 7)], 1), ([(6, 7), (5, 7)], 2):
         assert len(list(crowd._beginnings(door, search, pool, guesses, gaps=True, rng=Rng(1)))) == times
+    orders = iter([((5, 1), (6, 2)), ((6, 2), (5, 1))])
+    monkeypatch.setattr(crowd, "sifted", lambda *_: Seated((4,), next(orders)))
+    assert len(list(crowd._beginnings(door, search, pool, [(6,), (7,)], gaps=True, rng=Rng(1)))) == 1
 
 
 @pytest.mark.parametrize(("defense", "widths"), [

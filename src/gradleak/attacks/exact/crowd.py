@@ -134,9 +134,10 @@ def _beginnings(
     known = set[Seated]()
     for each in lengths:
         now = sifted(search, pool, each)
-        if now in known:  # lengths so near each other often end alike
+        end = Seated(now.lengths, tuple(sorted(now.seats)))
+        if end in known:  # lengths so near each other often end alike
             continue
-        known.add(now)
+        known.add(end)
         pool = heard(pool, now)
         ways = parted(door, search, list(now.seats), now.lengths, rng)
         yield [Company(way, None) for way in ways[:WAYS]], pool
