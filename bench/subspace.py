@@ -1,8 +1,8 @@
 """What `subspace` reads exactly, and how fast: a row for each corpus, client, defense and batch size.
 
 python bench/subspace.py [--data DIR] [--corpora cola sst2 rt] [--batch 1 2 4 8] [--sentences 64] [--modes eval train]
-    [--defenses none sign] [--head 0] [--first 0] [--model minilm] [--limit 16] [--growth FILE.png]
-    [--client 'local_steps(steps=4, rate=5e-5, mode={mode})']
+    [--defenses none sign] [--head 0] [--first 0] [--past 0] [--seconds 600] [--model minilm] [--limit 16]
+    [--growth FILE.png] [--client 'local_steps(steps=4, rate=5e-5, mode={mode})']
 
 How each batch went, and the means so far (exact, ROUGE-1/2/L), is said on the error stream.
 
@@ -18,6 +18,7 @@ size of the vocabulary, and draws it.
 """
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -52,6 +53,7 @@ class Tally:
     certain: int = 0
     false: int = 0
     tests: float = 0
+    stopped: int = 0
     refused: dict[str, int] = field(default_factory=dict)
 
     def add(self, secret: Secret, guess: Guess, words: Vocabulary) -> None:
@@ -89,24 +91,30 @@ def observed(world: World, who: str, defense: str, count: int, trial: int, head:
     return secret, threat("curious").observe(release, client, guard)
 
 
-def measured(world: World, who: str, defense: str, count: int, batches: int, head: int) -> Tally:
+def measured(
+    world: World, who: str, defense: str, count: int, batches: range, head: int, limit: float,
+) -> Tally:
     found, attack = Tally(), registry.build("attack", parse("subspace"))
-    for trial in range(batches):
+    for trial in batches:
         secret, seen = observed(world, who, defense, count, trial, head)
         found.tokens.append(int((secret.readings != NOTHING).sum()))
         began = time.process_time()
         try:
-            guess = list(attack.guesses(seen, Rng(trial)))[-1]
+            for guess in attack.guesses(seen, Rng(trial)):  # noqa: B007 - the last one is the answer
+                if time.process_time() - began > limit:
+                    break
         except Unsuited as problem:
             found.refused[str(problem)] = found.refused.get(str(problem), 0) + 1
             empty = torch.full((count, 1), NOTHING)
-            guess = Guess(Batch(torch.zeros(count, 1, 1), torch.full((count,), NOTHING)), empty)
+            guess = Guess(Batch(torch.zeros(count, 1, 1), torch.full((count,), NOTHING)), empty, step=1)
         found.seconds.append(time.process_time() - began)
+        found.stopped += guess.step < guess.steps
         assert seen.vocabulary is not None
         found.add(secret, guess, seen.vocabulary)
         right = found.scores["exact_match"][-count:]
-        print(f"batch {trial + 1} of {batches}: {sum(right):.0f} of {count} word for word, {found.tokens[-1]} tokens, "
-              f"{found.seconds[-1]:.1f} s; so far {found.so_far()}", file=sys.stderr, flush=True)
+        stopped = " (stopped)" * (guess.step < guess.steps)
+        print(f"batch {trial + 1} of {batches.stop}: {sum(right):.0f} of {count} word for word, {found.tokens[-1]} "
+              f"tokens, {found.seconds[-1]:.1f} s{stopped}; so far {found.so_far()}", file=sys.stderr, flush=True)
     return found
 
 
@@ -197,6 +205,8 @@ def main() -> None:
     options.add_argument("--defenses", nargs="+", default=["none"])
     options.add_argument("--sentences", type=int, default=64, help="a row, drawn into batches")
     options.add_argument("--first", type=int, default=0, help="pass over so many: sentences that were looked at")
+    options.add_argument("--past", type=int, default=0, help="pass over so many batches of each row: measured before")
+    options.add_argument("--seconds", type=float, default=math.inf, help="stop searching a batch then, after its turn")
     options.add_argument("--head", type=int, default=0, help="seed of the fresh head and of the draws")
     options.add_argument("--model", default="minilm")
     options.add_argument("--limit", type=int, help="cut sentences to so many tokens")
@@ -220,8 +230,12 @@ def main() -> None:
                 for defense in given.defenses:
                     for count in given.batch:
                         found = measured(world, given.client.format(mode=mode), defense, count,
-                                         max(1, given.sentences // count), given.head)
+                                         range(given.past, max(1, given.sentences // count)), given.head,
+                                         given.seconds)
                         print(line(corpus, mode, defense, count, found), flush=True)
+                        if found.stopped:
+                            print(f"      {found.stopped} of {len(found.seconds)} searches stopped after "
+                                  f"{given.seconds:.0f} s, with what they had", flush=True)
                         for reason, times in found.refused.items():
                             print(f"      {times} refused: {reason}", flush=True)
 

@@ -8,11 +8,12 @@ import torch
 
 from gradleak.attacks.exact import crowd, likely, settling
 from gradleak.attacks.exact.arrange import explained
+from gradleak.attacks.exact.course import Course
 from gradleak.attacks.exact.echo import Echo, _explained
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.gaps import Seated
 from gradleak.attacks.exact.judge import Company, Judge
-from gradleak.attacks.exact.seating import replaced
+from gradleak.attacks.exact.seating import replaced, seating
 from gradleak.rng import Rng
 from gradleak.types import NOTHING, Know
 
@@ -25,13 +26,19 @@ def scene(play, text_task):
         defense, who, count, "one_step(mode=eval)", trial=trial, task=text_task("bert", "", 64))
 
 
+def read(door, count: int):
+    """What is read in the end."""
+    *_, last = crowd.read(door, count, Rng(1), Course())
+    return last
+
+
 def truths(here) -> list[tuple[int, ...]]:
     return [tuple(token for token in row if token != NOTHING) for row in here.secret.readings.tolist()]
 
 
 def test_reads_every_sentence(scene):
     here = scene("noise(relative=0.3)")
-    found = crowd.read(entrance(here.seen), 2, Rng(1))
+    found = read(entrance(here.seen), 2)
     assert sorted(found.sentences) == sorted(truths(here))
     labels = dict(zip(truths(here), here.secret.labels.tolist(), strict=True))
     assert found.labels == tuple(labels[sentence] for sentence in found.sentences)
@@ -40,13 +47,13 @@ def test_reads_every_sentence(scene):
 
 def test_a_model_that_says_the_next_word_is_read_too(play):
     here = play("noise(relative=0.1)", "curious", 2, task="text(model=transformer3(width=64), data=sentences, limit=8)")
-    found = crowd.read(entrance(here.seen), 2, Rng(1))
+    found = read(entrance(here.seen), 2)
     assert sorted(found.sentences) == sorted(truths(here))
 
 
 def test_what_is_told_is_used(scene):
     here = scene("noise(relative=0.3)", who="curious+labels+lengths", count=3)
-    found = crowd.read(entrance(here.seen), 3, Rng(1))
+    found = read(entrance(here.seen), 3)
     assert sorted(map(len, found.sentences)) == sorted(map(len, truths(here)))
     assert sorted(found.labels) == sorted(here.secret.labels.tolist())
 
@@ -293,16 +300,18 @@ def test_of_several_beginnings_the_best_alone_is_searched_widely(scene, monkeypa
     calls = []
 
     class Watched(crowd.Settling):
-        def settled(self, rng: Rng, wide: bool = True):
+        def turns(self, rng: Rng, wide: bool = True, past: settling.Turn | None = None):
             sized = self.search.told is not None
             assert not sized or self.search.told.tolist() == [len(each) for each in self.company.sentences]
             calls.append(type(self.judge).__name__ + " sized" * sized + " wide" * wide)
-            return self.company, self.now
+            return iter(())
 
     monkeypatch.setattr(crowd, "Settling", Watched)
     monkeypatch.setattr(crowd, "reread", lambda *_: None)
     monkeypatch.setattr(crowd, "_lengths", lambda *_: [(6, 7), (5, 7)])
-    crowd.read(entrance(scene(defense).seen), 2, Rng(1))
+    monkeypatch.setattr(crowd, "sifted", lambda search, pool, lengths: Seated(  # which would lead to one end
+        lengths, tuple(seating(search, pool, lengths).best()[0])))
+    read(entrance(scene(defense).seen), 2)
     assert calls == widths
 
 
@@ -311,8 +320,8 @@ def test_the_same_batch_is_read_again_once_only(scene, monkeypatch, helps: bool)
     asked = []
 
     class Idle(crowd.Settling):
-        def settled(self, rng: Rng, wide: bool = True):
-            return self.company, self.now
+        def turns(self, rng: Rng, wide: bool = True, past: settling.Turn | None = None):
+            return iter(())
 
     def reread(door, judge, company, score, rng):
         asked.append(company)
@@ -323,7 +332,7 @@ def test_the_same_batch_is_read_again_once_only(scene, monkeypatch, helps: bool)
     judge, wrong = Judge(door), truth.but(0, truth.sentences[0][::-1])
     monkeypatch.setattr(crowd, "reread", reread)
     best = Idle(likely.hearings(door, Rng(1), crowd.LONGEST)[-1], judge, wrong, torch.arange(5))
-    crowd._exhausted(door, judge, best, Rng(1))
+    list(crowd._exhausted(door, judge, best, Rng(1), Course()))
     assert asked == [wrong] and best.company == (truth if helps else wrong)
 
 
@@ -333,12 +342,12 @@ def test_replays_of_a_client_that_drops_do_not_decide_alone(play, text_task, mon
     judges = []
 
     class Watched(crowd.Settling):
-        def settled(self, rng: Rng, wide: bool = True):
+        def turns(self, rng: Rng, wide: bool = True, past: settling.Turn | None = None):
             judges.append(self.judge)
-            return super().settled(rng, wide)
+            return super().turns(rng, wide, past)
 
     monkeypatch.setattr(crowd, "Settling", Watched)
-    crowd.read(entrance(here.seen), 2, Rng(1))
+    read(entrance(here.seen), 2)
     assert [type(judge).__name__ for judge in judges] == ["Echo", deciding]
     if deciding == "Doubting":
         sentences = truths(here)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradleak.attacks.exact import crowd, gaps, likely
+from gradleak.attacks.exact.course import Course
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.gaps import Entries, Mix, Seated
 from gradleak.attacks.exact.judge import Judge
@@ -92,6 +93,18 @@ def test_words_lengths_and_places_are_found_from_a_poor_beginning(scene):
     assert found.lengths == truth.lengths and sorted(found.seats) == sorted(truth.seats)
 
 
+def test_two_words_are_changed_at_once(scene):
+    here = scene("prune(keep=0.2)")
+    search, truth = likely.hearings(entrance(here.seen), Rng(1), 16)[-1], seated(here)
+    pool = torch.unique(torch.tensor([token for token, _ in truth.seats]))
+    (one, place), (other, there) = truth.seats[1], truth.seats[-2]
+    wrong = truth.but(1, (other, place)).but(len(truth.seats) - 2, (int(pool[0]), there))
+    assert len({one, other, int(pool[0])}) == 3
+    sifting = gaps._Sifting(search, pool, gaps.ROUGH[-1])
+    assert sifting._paired(wrong) == truth == sifting._paired(truth)
+    assert sifting._paired(Seated(truth.lengths, truth.seats[:1])).lengths == truth.lengths
+
+
 def test_lengths_that_were_told_stay(scene):
     here = scene("prune(keep=0.2)", who="curious+lengths")
     search = likely.hearings(entrance(here.seen), Rng(1), crowd.LONGEST)[-1]
@@ -108,13 +121,16 @@ def test_one_sentence_is_read_as_a_batch_where_something_is_left_to_explain(scen
     right = likely.read(door, Rng(1))
     wrong = likely.Reading([truth[:2] + truth[1:]], right.certain, right.labels, {"likelihood": 1.0})
     monkeypatch.setattr(likely, "read", lambda door, rng: wrong)
-    assert crowd.single(door, Rng(1)).sentences[0] == truth
+    first, *_, last = crowd.single(door, Rng(1), Course())
+    assert first.open and first.sentences == wrong.sentences
+    assert not last.open and last.sentences[0] == truth
     monkeypatch.setattr(likely, "read", lambda door, rng: right)
     monkeypatch.setattr(crowd, "read", lambda *_: pytest.fail("nothing is left to explain"))
-    assert crowd.single(door, Rng(1)) is right
+    assert list(crowd.single(door, Rng(1), Course())) == [right]
 
 
 def test_one_sentence_that_leaves_something_is_said_all_the_same(scene, monkeypatch):
     here = scene("prune(keep=0.2)", count=1)
     monkeypatch.setattr(Judge, "entire", lambda self, score: False)
-    assert list(crowd.read(entrance(here.seen), 1, Rng(1)).sentences[0]) == here.secret.readings[0].tolist()
+    *_, last = crowd.read(entrance(here.seen), 1, Rng(1), Course())
+    assert list(last.sentences[0]) == here.secret.readings[0].tolist()

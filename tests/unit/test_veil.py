@@ -7,6 +7,7 @@ import torch
 
 from gradleak.attacks.exact import likely, veil
 from gradleak.attacks.exact.arrange import explained
+from gradleak.attacks.exact.course import Course
 from gradleak.attacks.exact.entrance import entrance
 from gradleak.attacks.exact.judge import Company, Judge
 from gradleak.attacks.exact.subspace import read
@@ -30,7 +31,7 @@ def judged(here) -> tuple[veil.Veil, tuple[int, ...]]:
 @pytest.mark.parametrize("defense", ["noise(relative=1)", "noise(relative=0.1)"])
 def test_reads_a_sentence_of_a_client_that_drops(scene, defense):
     here = scene(defense=defense)
-    found = read(entrance(here.seen), 1, Rng(1))
+    (found,) = read(entrance(here.seen), 1, Rng(1), Course())
     assert list(found.sentences[0]) == here.secret.readings[0].tolist()
     assert found.labels == here.secret.labels.tolist()
     assert not any(found.certain[0])

@@ -4,6 +4,7 @@ The first layers' energy tells the words nearly for sure, and their places rough
 which stood in one sentence. From there the whole update decides, replayed with one change at a time.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gradleak.attacks.exact import likely
 from gradleak.attacks.exact.affinity import affinity, attention, deltas
+from gradleak.attacks.exact.course import Course
 from gradleak.attacks.exact.echo import Echo
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.gaps import Seated, heard, sifted
@@ -74,8 +76,8 @@ def _both(heard: Sequence[float], replayed: Sequence[float]) -> list[float]:
     return [one + WORTH * other for one, other in zip(heard, replayed, strict=True)]
 
 
-def read(door: Entrance, count: int, rng: Rng) -> Reading:
-    """All sentences of a batch; nothing of it is proven."""
+def read(door: Entrance, count: int, rng: Rng, course: Course) -> Iterator[Reading]:
+    """All sentences of a batch, as they come to be read; nothing of it is proven."""
     judge, search = Judge(door), hearings(door, rng, LONGEST)[-1]
     gaps = judge.gaps and not door.drops  # of which the truth leaves nothing unexplained
     pool, seat = gathered(search, count)
@@ -84,43 +86,73 @@ def read(door: Entrance, count: int, rng: Rng) -> Reading:
     echo = Echo(search, pool, max(map(sum, lengths)), seat, rng / "echo")
     deciding: Judging = Doubting(echo, judge) if door.drops else judge
     found = list[Settling]()
-    for starts, pool in beginnings:
+    for number, (starts, pool) in enumerate(beginnings):
         echo.listen(pool)
-        first, _ = likeliest(echo, starts)
-        sized = search.told_of(map(len, first.sentences)) if gaps else search  # by sifting; any word adds to the echo
-        guided, _ = Settling(sized, echo, first, pool).settled(rng / "echo", wide=not gaps)
+        guided = likeliest(echo, starts)[0]
+        if not course.ahead(f"beginning {number}"):
+            if not found:
+                yield _draft(guided.sentences)
+            # By the lengths that sifting found: any word adds to the echo.
+            sized = search.told_of(map(len, guided.sentences)) if gaps else search
+            guided, _ = Settling(sized, echo, guided, pool).settled(rng / "echo", wide=not gaps)
         found.append(Settling(search, deciding, _labelled(door, judge, guided), pool, echo, judge.near))
-        found[-1].settled(rng, wide=not gaps)
+        for _ in course.through(f"beginning {number}", found[-1], rng, wide=not gaps):
+            yield _so_far(_best(found), course)
         if deciding.entire(found[-1].now):
             break
-    best = max(found, key=lambda each: each.now)
+    best = _best(found)
     if gaps:
-        _exhausted(door, judge, best, rng)
-    company, score = best.company, best.now
-    notes = {"rank": float(search.heard.rank), "likelihood": score, "words": float(len(pool)),
-             "noise_alone": float(deciding.quiet(company, score))}
-    return Reading(company.sentences, [[False] * len(each) for each in company.sentences], company.labels, notes)
+        for _ in _exhausted(door, judge, best, rng, course):
+            yield _so_far(best, course)
+    end = _so_far(best, course)
+    alone = float(deciding.quiet(best.company, best.now))
+    yield replace(end, open=False, turns=end.turns + 1, notes={**end.notes, "noise_alone": alone})
 
 
-def _exhausted(door: Entrance, judge: Judge, best: Settling, rng: Rng) -> None:
+def _best(found: Sequence[Settling]) -> Settling:
+    return max(found, key=lambda each: each.now)
+
+
+def _draft(sentences: Sequence[Sentence]) -> Reading:
+    """None of it proven, nor its last word."""
+    return Reading(sentences, [[False] * len(each) for each in sentences], open=True)
+
+
+def _so_far(best: Settling, course: Course) -> Reading:
+    company = best.company
+    notes = {"rank": float(best.search.heard.rank), "likelihood": best.now, "words": float(len(best.pool))}
+    return replace(_draft(company.sentences), labels=company.labels, notes=notes, turns=course.taken,
+                   state=course.state)
+
+
+def _exhausted(door: Entrance, judge: Judge, best: Settling, rng: Rng, course: Course) -> Iterator[None]:
     """While something is left to explain: a sentence read again, then all that may be tried, then one read again."""
     tried: Company | None = None
+    times = 0
     for wide in (False, True):
         if wide:
-            best.settled(rng)
+            yield from course.through("widely", best, rng)
         while best.company != tried and not judge.entire(best.now):
-            tried = best.company
-            if other := reread(door, judge, best.company, best.now, rng / "again"):
+            tried, times = best.company, times + 1
+            name = f"again {times}"
+            if not course.ahead(name):
+                other = reread(door, judge, best.company, best.now, rng / "again")
+                if other is None:
+                    break
                 best.offer([other])
-                best.settled(rng, wide)
+            yield from course.through(name, best, rng, wide)
 
 
-def single(door: Entrance, rng: Rng) -> Reading:
+def single(door: Entrance, rng: Rng, course: Course) -> Iterator[Reading]:
     """One sentence: of which if entries were left out, and some are not explained, as a batch of one."""
     reading, judge = likely.read(door, rng), Judge(door)
     if not judge.gaps or judge.entire(reading.notes["likelihood"]):
-        return reading
-    return max(reading, read(door, 1, rng / "batch"), key=lambda each: each.notes["likelihood"])
+        yield reading
+        return
+    yield replace(reading, open=True)
+    for other in read(door, 1, rng / "batch", course):
+        better = max(reading, other, key=lambda each: each.notes.get("likelihood", -math.inf))  # a draft has none
+        yield replace(better, open=other.open, turns=other.turns, state=other.state)
 
 
 def _beginnings(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ FEW = 3
 
 CALLED = 16
 """Words of the whole vocabulary that may be missing on a seat, tried once those heard do not help."""
+
+RIVALS = 3
+"""Words a seat that are tried together with as many of another, once nothing else helps."""
 
 STRIDE = 4
 """How much longer or shorter a sentence may become at a time."""
@@ -114,28 +117,38 @@ class Mix:
         """How likely with others (k x c x d) come for some (k x g) that are gone.
 
         Nothing is solved anew. With S the inverse and J the rows gone, the likelihood of the rest and what the
-        newcomers add to it follow from S_JJ and from S times the newcomers' inner products with all (Schur).
+        newcomers add to it follow from S_JJ and from S times the newcomers' inner products with all (Schur): one
+        elimination of g + c unknowns, for all rows and changes at once.
         """
         size = max(1, TOGETHER // (len(self.entries.stack) * len(self.vectors) * max(1, come.shape[1]) + 1))
         parts = zip(torch.split(gone, size), torch.split(come, size), strict=True)
         return torch.cat([self._changed(*part) for part in parts])
 
     def _changed(self, gone: Tensor, come: Tensor) -> Tensor:
-        come, eye = come * self.entries.scale, torch.eye(come.shape[1]).to(come)
-        across = self.entries.over(self._scaled[:, None, None] * come)  # m x n x k x c
-        pressed = (self._inverse @ across.flatten(2)).view(across.shape)
-        across, pressed = across.transpose(1, 2), pressed.transpose(1, 2)
-        block, shares = self._inverse[:, gone[:, :, None], gone[:, None, :]], self._shares[:, gone, None]
-        lost: Tensor = torch.linalg.inv(block)  # m x k x g x g
-        through = pressed.gather(2, gone[None, :, :, None].expand(len(pressed), -1, -1, come.shape[1]))
-        fresh = self.entries.over(come[:, :, None] * come[:, None]) + eye - across.mT @ pressed
-        fresh = fresh + through.mT @ lost @ through
-        left = (self.entries.stack @ come.flatten(0, 1).mT).view(len(fresh), *come.shape[:2], 1)
-        left = left - across.mT @ self._shares[:, None, :, None] + through.mT @ lost @ shares
-        solved: Tensor = torch.linalg.solve(fresh, left)
-        gain = (left * solved).sum((2, 3)) - torch.logdet(fresh)
-        loss = (shares * (lost @ shares)).sum((2, 3)) + torch.logdet(block)
-        return self.likely + (gain - loss).sum(0) / 2
+        old, new = gone.unbind(1), (come * self.entries.scale).unbind(1)
+        across = [self.entries.over(self._scaled[:, None] * each) for each in new]  # m x n x k
+        pressed = [self._inverse @ each for each in across]
+        right = [self._shares[:, each] for each in old]
+        right += [(side * self._shares[..., None]).sum(1) - self.entries.stack @ each.mT
+                  for side, each in zip(across, new, strict=True)]
+        table = [[self._inverse[:, one, other] for other in old[row:]]
+                 + [side.gather(1, one.expand(len(side), 1, -1))[:, 0] for side in pressed]
+                 for row, one in enumerate(old)]
+        table += [[(side * pressed[other]).sum(1) - self.entries.over(new[one] * new[other]) - float(one == other)
+                   for other in range(one, len(new))] for one, side in enumerate(across)]
+        return self.likely - _eliminated(table, right).sum(0) / 2
+
+
+def _eliminated(table: list[list[Tensor]], right: list[Tensor]) -> Tensor:
+    """r A^-1 r + log |det A| of many small symmetric A, of which `table` has the upper triangle, and `right` r."""
+    total = torch.zeros(())
+    while table:
+        (pivot, *row), (value, *right) = table[0], right
+        total = total + value * value / pivot + pivot.abs().log()
+        table = [[entry - row[one] / pivot * other for entry, other in zip(rest, row[one:], strict=True)]
+                 for one, rest in enumerate(table[1:])]
+        right = [entry - each / pivot * value for entry, each in zip(right, row, strict=True)]
+    return total
 
 
 @dataclass(frozen=True)
@@ -185,7 +198,7 @@ class _Sifting:
     def settled(self, now: Seated) -> Seated:
         for _ in range(ROUNDS):
             before = self.mix(now).likely
-            for change in (self._moved, self._widened, self._resized):
+            for change in (self._moved, self._widened, self._resized, self._paired):
                 now = change(now)
                 if self.mix(now).likely > before + BETTER:
                     break
@@ -233,6 +246,24 @@ class _Sifting:
                     now, best = other, score
             if best == mix.likely:
                 break
+        return now
+
+    def _paired(self, now: Seated) -> Seated:
+        """Two seats get other words at once, if that helps: those that would be likeliest there alone."""
+        mix, rivals = self.mix(now), list[list[Key]]()
+        for seat, key in enumerate(now.seats):
+            here = [other for other in self._here(key[1]) if other != key]
+            likely = mix.changed(torch.full((len(here), 1), seat), self._vectors(here)[:, None])
+            rivals.append([here[n] for n in likely.argsort(descending=True)[:RIVALS].tolist()])
+        both = [(pair, keys) for pair in combinations(range(len(now.seats)), 2)
+                for keys in product(*(rivals[seat] for seat in pair))]
+        if not both:
+            return now
+        come = torch.stack([self._vectors([keys[side] for _, keys in both]) for side in (0, 1)], 1)
+        likely = mix.changed(torch.tensor([pair for pair, _ in both]), come)
+        if float(likely.max()) > mix.likely + BETTER:
+            (one, other), (first, second) = both[int(likely.argmax())]
+            return now.but(one, first).but(other, second)
         return now
 
     def _resized(self, now: Seated) -> Seated:

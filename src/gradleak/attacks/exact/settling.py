@@ -86,16 +86,23 @@ class Settling:
         (self.now,) = judge.companies([company])
 
     def settled(self, rng: Rng, wide: bool = True) -> tuple[Company, float]:
+        """After all turns."""
+        for _ in self.turns(rng, wide):
+            pass
+        return self.company, self.now
+
+    def turns(self, rng: Rng, wide: bool = True, past: "Turn | None" = None) -> Iterator["Turn"]:
         """Words, orders, exchanges and labels; then sentences written anew, other lengths; where nothing helps, more
-        and more of it, and words that were not heard (if `wide`).
+        and more of it, and words that were not heard (if `wide`). It goes on from a turn that is past, if there is one.
 
         A sentence that no change near it helps rests until nothing helps the others either.
         """
-        resting, idle = set[Sentence](), 0
+        turn = past or Turn(self.company, self.now, 0, 0, frozenset())
+        self.company, self.now, resting, idle = turn.company, turn.score, {*turn.resting}, turn.idle
         choices = [self._steep, *([self._near] if self.near else [])]
         if wide:
             choices += [*([self._called] if self.screen else []), self._every]
-        for turn in range(ROUNDS):
+        for number in range(turn.number, ROUNDS):
             if idle == len(choices) or self.judge.entire(self.now):
                 break
             if idle and self.judge.quiet(self.company, self.now):
@@ -104,12 +111,12 @@ class Settling:
             choice = choices[idle](slopes)
             for which, sentence in enumerate(self.company.sentences):
                 if sentence not in resting and not self.judge.entire(self.now):
-                    self._reword(which, choice, rng / turn / which)
+                    self._reword(which, choice, rng / number / which)
                     resting |= {sentence} & {*self.company.sentences}
             if not idle or self._helped(before):  # else these were tried on the same batch, in vain
                 self.offer([*self._passed(list(crossings(self.company))),
                             *list(relabelled(self.search.door, self.company))[1:]])
-            if turn == 0 or (choice.anew and not self._helped(before)):
+            if number == 0 or (choice.anew and not self._helped(before)):
                 self._renew()
             tried = Tried()
             if self.search.told is None and not self._helped(before):
@@ -118,7 +125,7 @@ class Settling:
                 self.offer(self._passed(strayed(self.company, self.search, slopes, tried)))
             idle = 0 if self._helped(before) else idle + 1
             resting = set() if idle else resting
-        return self.company, self.now
+            yield Turn(self.company, self.now, number + 1, idle, frozenset(resting))
 
     def _helped(self, before: float) -> bool:
         return self.now > before + CHANCE
@@ -236,6 +243,18 @@ class Settling:
             scores = self._instead(self.company, which, rivals, choice.screened).scores
             tried |= {(which, rival): score for rival, score in zip(rivals, scores, strict=True)}
         return tried
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The batch after so many turns, and how likely it is; how many ways in a row have not helped, and which sentences
+    rest."""
+
+    company: Company
+    score: float
+    number: int
+    idle: int
+    resting: frozenset[Sentence]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradleak.attacks.combine import ByKind, Stages
 from gradleak.attacks.descent import Descent
 from gradleak.attacks.exact import adapters, causal, crowd, dropped, peeling, veil
+from gradleak.attacks.exact.course import Course
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.labelling import paired
 from gradleak.attacks.exact.linear import first_layer
@@ -29,6 +30,9 @@ from gradleak.types import Guess, Know, Observation, following
 
 LATE, WIDE = 6, 8
 """So many of the last layers are looked at, those with so many inputs and outputs."""
+
+USUAL = 60
+"""Turns that a search through a defense seldom needs more of: what progress is measured by."""
 
 REMEMBERED = 2**25
 """Numbers a matching remembers: all its steps for small pictures, a hundred for large ones."""
@@ -74,35 +78,50 @@ class Words:
 
     def guesses(self, seen: Observation, rng: Rng, start: Guess | None = None) -> Iterator[Guess]:
         door, n = entrance(seen), count(seen)
-        reading = read(door, n, rng)
-        if not reading.sentences:
-            raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or the "
-                           "batch has more tokens than dimensions and no layer tells sentences apart; audit smaller "
-                           "batches")
-        sentences = [*reading.sentences, *[door.empty] * (n - len(reading.sentences))]
-        if seen.next_word:  # its last word is never read, only said
-            sentences = [_closed(sentence, door.vocabulary.closing) for sentence in sentences]
-            batch, rows = door.told(sentences, torch.zeros(n, dtype=torch.long))
-            batch = replace(batch, y=following(rows))
-        else:
-            batch, rows = door.told(sentences, _labels(door, sentences, reading, rng))
-        certain = torch.zeros(rows.shape, dtype=torch.bool)
-        for row, proven in enumerate(reading.certain):
-            certain[row, : len(proven)] = torch.tensor(proven)
-        yield Guess(batch, rows, step=1, notes=dict(reading.notes), certain=certain)
+        for reading in read(door, n, rng, Course(start.state if start else None)):
+            if not reading.sentences:
+                raise Unsuited("no sentence could be read: no token of the vocabulary is in the first layer's span, or "
+                               "the batch has more tokens than dimensions and no layer tells sentences apart; audit "
+                               "smaller batches")
+            step = reading.turns + 1
+            yield replace(_said(door, reading, n, rng), notes=dict(reading.notes), state=reading.state, step=step,
+                          steps=max(USUAL, step + 1) if reading.open else step)
 
 
-def read(door: Entrance, n: int, rng: Rng) -> Reading:
-    """By whatever decoder the update calls for."""
-    if door.first[0] in door.factors:
-        return _adapted(door, n)
-    if door.altered or not door.span.clean:
-        if n > 1 and not door.altered and _clean_late(door):
+def _said(door: Entrance, reading: Reading, n: int, rng: Rng) -> Guess:
+    """As many sentences as were sent, with labels or closed."""
+    sentences = [*reading.sentences, *[door.empty] * (n - len(reading.sentences))]
+    if door.seen.next_word:  # its last word is never read, only said
+        sentences = [_closed(sentence, door.vocabulary.closing) for sentence in sentences]
+        batch, rows = door.told(sentences, torch.zeros(n, dtype=torch.long))
+        batch = replace(batch, y=following(rows))
+    else:
+        batch, rows = door.told(sentences, _labels(door, sentences, reading, rng))
+    certain = torch.zeros(rows.shape, dtype=torch.bool)
+    for row, proven in enumerate(reading.certain):
+        certain[row, : len(proven)] = torch.tensor(proven)
+    return Guess(batch, rows, certain=certain)
+
+
+def read(door: Entrance, n: int, rng: Rng, course: Course) -> Iterator[Reading]:
+    """By whatever decoder the update calls for; one that searches says what it has after every turn."""
+    if door.first[0] in door.factors or (door.span.clean and not door.altered):
+        yield _solved(door, n, rng)
+    elif n > 1:
+        if not door.altered and _clean_late(door):
             raise Unsuited(f"more tokens than dimensions: the first layer's gradient fills all {door.atoms.width} "
                            "directions, so that no token can be proven or ruled out; audit smaller batches")
-        if n > 1:
-            return crowd.read(door, n, rng)
-        return veil.read(door, rng) if door.drops else crowd.single(door, rng)
+        yield from crowd.read(door, n, rng, course)
+    elif door.drops:
+        yield veil.read(door, rng)
+    else:
+        yield from crowd.single(door, rng, course)
+
+
+def _solved(door: Entrance, n: int, rng: Rng) -> Reading:
+    """Of an update that nothing has blurred."""
+    if door.first[0] in door.factors:
+        return _adapted(door, n)
     inside = members(door)
     if not inside.tokens:
         return dropped.read(door, rng)
