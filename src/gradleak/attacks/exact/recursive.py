@@ -27,6 +27,9 @@ ALONE = 1e-4
 FLAT = 1e-7
 """From how low a share of the largest singular value on a direction counts as open."""
 
+DOUBT, MOST = 5.0, 16
+"""Within how many errors of a bend an activation's slope is doubtful; of how many numbers both slopes are tried."""
+
 ORDINARY = {"dilation": 1, "padding": 0, "stride": 1}
 """How a convolution reads unless told otherwise."""
 
@@ -50,10 +53,14 @@ ACTIVATIONS = (
     Activation(torch.tanh, torch.atanh, lambda z: 1 - torch.tanh(z).square(), -1.0, 1.0),
     Activation(F.softplus, lambda h: h + torch.log(-torch.expm1(-h)), torch.sigmoid, 0.0),
     Activation(F.elu, lambda h: torch.where(h < 0, torch.log1p(h), h), lambda z: z.clamp_max(0).exp(), -1.0),
-    Activation(lambda z: F.leaky_relu(z, 0.01), lambda h: torch.where(h < 0, h / 0.01, h),
-               lambda z: torch.where(z < 0, 0.01, 1.0).to(z)),
     Activation(lambda z: z, lambda h: h, torch.ones_like),
 )
+
+
+def leaky(share: float) -> Activation:
+    """Which lets through a share of what is below zero."""
+    return Activation(lambda z: F.leaky_relu(z, share), lambda h: torch.where(h < 0, h / share, h),
+                      lambda z: torch.where(z < 0, share, 1.0).to(z))
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Recursive:
     The last layer's gradient is (p - y) h^T: it gives the label and the layer's input h. Going down, what is known of a
     layer is its output, which the activation behind it gives back, and its weight's gradient, which is linear in
     its input once the loss's slope at its output is known. Both together are solved for the input by least squares,
-    each equation weighed by how exact it is.
+    each equation weighed by how exact it is, as far as the layers above leave it.
     """
 
     needs = frozenset({Know.COUNT})
@@ -115,17 +122,14 @@ class Recursive:
         layers = _chain(seen)
         head = layers[-1]
         x, delta, label, scale = _last(head)
-        slope = head.forward().T @ delta.numpy()
-        open_by = 1.0
+        below = Solved(x, ROUNDING * x.abs(), 0.0, 1.0)
+        slope, open_by = head.forward().T @ delta.numpy(), 1.0
         for layer, above in zip(reversed(layers[:-1]), reversed(layers[1:]), strict=True):
-            act = above.before
-            assert act is not None
-            x, exact = _undone(act, x)
-            delta = torch.from_numpy(slope) * act.slope(x)
-            found, flatness = _input(layer, x, exact, delta.reshape(len(layer.weight), -1), scale)
-            slope, x, open_by = layer.forward().T @ delta.numpy(), found, min(open_by, flatness)
+            assert above.before is not None
+            below, delta = _through(layer, above.before, below, torch.from_numpy(slope), scale)
+            slope, open_by = layer.forward().T @ delta.numpy(), min(open_by, below.open_by)
         like = next(iter(seen.params.values()))
-        pixels = x.reshape(1, *seen.shape).to(like)
+        pixels = below.x.reshape(1, *seen.shape).to(like)
         return Guess(Batch(pixels.detach(), torch.tensor([label])), pixels.detach().clamp(0, 1), step=1,
                      notes={"label_confidence": 1.0, "smallest_singular_share": open_by})
 
@@ -158,9 +162,14 @@ def _chain(seen: Observation) -> list[Layer]:
 
 def _between(output: Tensor, inputs: Tensor, name: str | None) -> Activation:
     """The activation that makes a layer's inputs of the output of the layer before."""
-    for act in ACTIVATIONS:
-        if output.numel() == inputs.numel() and torch.equal(act.forward(output).flatten(), inputs.flatten()):
-            return act
+    output, inputs = output.flatten(), inputs.flatten()
+    if output.shape == inputs.shape:
+        lowest = int(output.argmin())
+        share = float(f"{float(inputs[lowest]) / (float(output[lowest]) or 1.0):.6g}")  # as it was written
+        known = [*ACTIVATIONS, *([leaky(share)] if 0 < share < 1 else [])]
+        for act in known:
+            if torch.equal(act.forward(output), inputs):
+                return act
     raise Unsuited(f"recursive must undo what lies before {name}, which is no invertible activation; it works on "
                    "chains such as lenet")
 
@@ -198,36 +207,65 @@ def _last(head: Layer) -> tuple[Tensor, Tensor, int, float]:
     return x, delta, label, scale
 
 
-def _undone(act: Activation, h: Tensor) -> tuple[Tensor, Tensor]:
-    """What an activation was given, and how exact that is: where it is flat, rounding grows."""
+@dataclass(frozen=True)
+class Solved:
+    """A layer's input, how unsure every number of it is, how badly the equations fit (in their own errors, squared),
+    and the smallest singular value beside the largest."""
+
+    x: Tensor
+    unsure: Tensor
+    misfit: float
+    open_by: float
+
+
+def _through(layer: Layer, act: Activation, above: Solved, slope: Tensor, scale: float) -> tuple[Solved, Tensor]:
+    """The input of a layer behind which an activation gave what is above; and the loss's slope at the layer's output.
+
+    An activation with a bend at zero has two slopes there; where errors leave open which, the equations tell.
+    """
     near = 1e-9
-    h = h.clamp(act.low + near, act.high - near)
+    h = above.x.clamp(act.low + near, act.high - near)
     z = act.inverse(h)
-    return z, ROUNDING * h.abs() / act.slope(z).clamp_min(1e-12)
+    slopes, others = act.slope(z), act.slope(-z)
+    doubtful = (h.abs() < DOUBT * above.unsure) & ((slopes / others).log().abs() > 1)
+    unsure = (above.unsure + ROUNDING * h.abs()) / torch.where(doubtful, torch.minimum(slopes, others), slopes)
+    unsure = unsure + ROUNDING * z.square().mean().sqrt()  # the client's own, of the sums behind every number
+
+    def solved(slopes: Tensor) -> Solved:
+        return _input(layer, z, unsure, (slope * slopes).reshape(len(layer.weight), -1), scale)
+
+    best = solved(slopes)
+    for number in doubtful.nonzero().flatten().tolist()[:MOST]:
+        turned = slopes.index_copy(0, torch.tensor([number]), others[[number]])
+        if (other := solved(turned)).misfit < best.misfit:
+            best, slopes = other, turned
+    return best, slope * slopes
 
 
-def _input(layer: Layer, z: Tensor, exact: Tensor, delta: Tensor, scale: float) -> tuple[Tensor, float]:
-    """A layer's input from its output and its weight's gradient; and the smallest singular value beside the largest."""
+def _input(layer: Layer, z: Tensor, unsure: Tensor, delta: Tensor, scale: float) -> Solved:
+    """A layer's input from its output and its weight's gradient."""
     output = z.reshape(len(layer.weight), -1) - (0.0 if layer.bias is None else layer.bias[:, None])
     sent = layer.gradient.flatten() / scale
     rounding = ROUNDING * sent.abs() + ROUNDING * sent.square().mean().sqrt()
-    exactness = torch.cat([1 / exact, 1 / rounding.clamp_min(1e-300)])
-    weights = (exactness / exactness.max()).numpy()
+    weights = 1 / torch.cat([unsure, rounding.clamp_min(1e-300)]).numpy()
     known = torch.cat([output.flatten(), sent]).numpy() * weights
     rows = scipy.sparse.diags(weights) @ scipy.sparse.vstack([layer.forward(), layer.learned(delta)])
     if rows.shape[0] < layer.inputs:
         raise Unsuited(f"recursive cannot solve {layer.name}: {rows.shape[0]} equations for {layer.inputs} unknowns")
     normal = torch.from_numpy((rows.T @ rows).toarray())
+    sizes = normal.diagonal().sqrt().clamp_min(1e-300)
+    normal = normal / sizes / sizes[:, None]
     factor, problem = torch.linalg.cholesky_ex(normal)
     flatness = 0.0 if int(problem) else _smallest(factor) / float(normal.abs().sum(0).max())
-    if flatness < FLAT**2:
+    if not flatness > FLAT**2:
         raise Unsuited(f"recursive cannot solve {layer.name}: its {rows.shape[0]} equations leave some of "
                        f"{layer.inputs} unknowns open")
     found = torch.zeros(layer.inputs, dtype=torch.float64)
     for _ in range(2):  # the second time for what the first lost in rounding
-        left = torch.from_numpy(rows.T @ (known - rows @ found.numpy()))
-        found = found + torch.cholesky_solve(left[:, None], factor)[:, 0]
-    return found, math.sqrt(flatness)
+        left = torch.from_numpy(rows.T @ (known - rows @ found.numpy())) / sizes
+        found = found + torch.cholesky_solve(left[:, None], factor)[:, 0] / sizes
+    misfit = float(((known - rows @ found.numpy()) ** 2).sum())
+    return Solved(found, torch.cholesky_inverse(factor).diagonal().sqrt() / sizes, misfit, math.sqrt(flatness))
 
 
 def _smallest(factor: Tensor) -> float:
