@@ -8,6 +8,7 @@ import torch
 from gradleak import registry
 from gradleak.attacks.combine import Alternate, ByKind, Restart, Stages
 from gradleak.attacks.descent import Descent, Matching
+from gradleak.attacks.exact import settling
 from gradleak.attacks.exact.subspace import Words
 from gradleak.attacks.parts.labels import Known
 from gradleak.attacks.parts.language import Silent
@@ -76,7 +77,8 @@ def refused() -> dict[str, bool]:
 
 
 @pytest.fixture(params=[*registry.names("attack"), "searching"])
-def attack(request, scene, refused: dict[str, bool]) -> Attack:
+def attack(request, scene, monkeypatch, refused: dict[str, bool]) -> Attack:
+    monkeypatch.setattr(settling, "ROUNDS", 3)
     name: str = request.param
     if name == "searching":
         return SEARCHING

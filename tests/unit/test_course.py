@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradleak.attacks.exact import crowd
+from gradleak.attacks.exact import crowd, settling
 from gradleak.attacks.exact.course import _packed, _unpacked
 from gradleak.attacks.exact.gaps import Seated
 from gradleak.attacks.exact.judge import Company, Judge
@@ -32,6 +32,7 @@ def test_a_search_goes_on_where_it_stood(play, text_task, monkeypatch, defense: 
     monkeypatch.setattr(crowd, "sifted", lambda search, pool, lengths: Seated(
         lengths, tuple(seating(search, pool, lengths).best()[0])))
     monkeypatch.setattr(Judge, "entire", lambda self, score: False)
+    monkeypatch.setattr(settling, "ROUNDS", 5)
     whole = list(Words().guesses(seen, Rng(1)))
     assert len(whole) > 3
     assert whole[-1].step == whole[-1].steps and all(guess.step < guess.steps for guess in whole[:-1])
