@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradleak.attacks.exact.affinity import affinity, attention, deltas, families
-from gradleak.attacks.exact.dropped import KEPT, SURE, read
+from gradleak.attacks.exact.dropped import CALLED, KEPT, SURE, _Search, read
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.sparse import settled, thinned, thinning
 from gradleak.errors import Unsuited
@@ -60,6 +60,23 @@ def test_every_sentence_is_read_word_for_word(scene, count: int) -> None:
 def test_the_same_stream_reads_the_same(scene) -> None:
     door = entrance(scene(1, trial=3).seen)
     assert read(door, Rng(4)) == read(door, Rng(4))
+
+
+def test_what_is_left_of_the_space_calls_for_the_tokens_that_were_missed(scene) -> None:
+    """Six words are missed: of all 30,522 in all places they are among the few that are called, and then found."""
+    search = _Search(entrance(scene(3, trial=2).seen), Rng(1))
+    search.open()
+    search.scan()
+    search.repeat()
+    assert search.missing == 0 and search._called() == []
+    whole = Counter(copy.key for copy in search.found)
+    often = Counter(copy.key[0] for copy in search.found)
+    missed = [key for key in whole if often[key[0]] == 1][:6]
+    search.found = [copy for copy in search.found if copy.key not in missed]
+    called = search._called()
+    assert search.missing == 6 and set(missed) <= set(called) and len(called) <= 4 * CALLED
+    search.repeat()
+    assert Counter(copy.key for copy in search.found) == whole
 
 
 def test_no_absent_token_is_accepted(scene) -> None:

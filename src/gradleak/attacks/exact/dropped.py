@@ -39,6 +39,12 @@ ROWS = 768
 TRIES = (8, 16, 32, 64)
 """In each round, coordinates by which further copies of a token are looked for."""
 
+CALLED = 12
+"""Tokens a place that what is left of the space calls for; twice as many of all places, and four a missing copy."""
+
+NEW = 1e-3
+"""The share of a token's vector that is new beside known copies, at least: what known ones tell is rounding."""
+
 SAME = 0.04
 """Copies that differ in fewer coordinates are one."""
 
@@ -87,8 +93,6 @@ class _Search:
         self.basis = self.span.basis.float()
         self.along = door.atoms.along(self.span.basis)
         self.found: list[Copy] = []
-        self.close: dict[Key, float] = {}
-        """Refused tokens, by the share that lies outside: one with many copies is hard to tell at first."""
         self.tests, self.nearest, self.rate = 0, 1.0, RATE
 
     @property
@@ -124,10 +128,26 @@ class _Search:
         opening = [(token, place) for place, token in enumerate(self.door.vocabulary.opening)]
         for tries in TRIES:
             self._exhaust(opening, 2 * tries)
-        for tries in TRIES[:-1]:
-            close = [key for key in sorted(self.close, key=lambda key: self.close[key]) if not self._copies(key)]
-            self._exhaust(close[: self.missing], tries)
+        for tries in TRIES:
+            self._exhaust(self._called(), tries)
             self._exhaust(list(dict.fromkeys(copy.key for copy in self.found)), tries)
+
+    def _called(self) -> list[Key]:
+        """The tokens of all places that have most in what known copies leave of the space, by the share of each that is
+        new beside these: a token of which every copy was thinned much, or hidden behind others, comes first there."""
+        if not self.missing:
+            return []
+        known = torch.linalg.qr(self.inputs().double().mT).Q
+        left = torch.linalg.svd(self.span.basis - known @ (known.mT @ self.span.basis), full_matrices=False).U
+        within, beside = (self.door.atoms.along(axes) for axes in (left[:, : self.missing], known))
+        most, shares = min(CALLED, len(self.door.vocabulary.table)), dict[Key, float]()
+        last = max(copy.place for copy in self.found) + len(self.door.vocabulary.closing)
+        for place in range(len(self.door.vocabulary.opening), min(last + 1, self.door.places)):
+            squares = self.door.atoms.squares(place)
+            new = (squares - beside(place).square().sum(1)).clamp_min(NEW * squares)
+            best = (within(place).square().sum(1) / new).topk(most)
+            shares |= {(token, place): share for share, token in zip(*map(Tensor.tolist, best), strict=True)}
+        return sorted(shares, key=lambda key: -shares[key])[: CALLED * (2 + self.missing // 3)]
 
     def _exhaust(self, keys: list[Key], tries: int) -> None:
         """As long as tokens turn out to have more copies."""
@@ -183,7 +203,7 @@ class _Search:
             if off < SURE:
                 self._keep(Copy(keys[row], kept, off), vectors[row])
             elif forced is None:
-                self.nearest, self.close[keys[row]] = min(self.nearest, off), off
+                self.nearest = min(self.nearest, off)
 
     def _keep(self, copy: Copy, vector: Tensor) -> None:
         """Unless it is known already: two copies differ in many coordinates."""
