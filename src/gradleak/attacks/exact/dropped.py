@@ -5,7 +5,8 @@ from the space alone; see `sparse`. A token is accepted only when its vector, th
 space to the precision of the update: no absent token comes near.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,11 +37,14 @@ FIRST, LAST, LONGER = 20, 60, 120
 ROWS = 768
 """Candidates tested together."""
 
-TRIES = (8, 16, 32, 64)
-"""In each round, coordinates by which further copies of a token are looked for."""
+TILT = 0.4
+"""How much a coordinate's price changes, beside its usual 1, with how much of it lies in the preferred direction."""
 
-CALLED = 12
-"""Tokens a place that what is left of the space calls for; twice as many of all places, and four a missing copy."""
+TURN, BARREN = 4, 8
+"""Tries for each token that is called for in a turn; and how many turns in a row may find nothing."""
+
+CALLED, FEW, MOST = 6, 8, 64
+"""For every missing copy and a few more, so many tokens are called for in a turn; at most so many of one place."""
 
 NEW = 1e-3
 """The share of a token's vector that is new beside known copies, at least: what known ones tell is rounding."""
@@ -105,11 +109,10 @@ class _Search:
         return self.span.rank - len(self.found)
 
     def open(self) -> None:
-        """One copy of what opens every sentence; where there are very many, it takes some tries to part them."""
-        for place, token in enumerate(self.door.vocabulary.opening):
-            self._test([(token, place)])
-            if not self._copies((token, place)):
-                self._again([(token, place)], TRIES[1], self.rng / "open")
+        """Copies of what opens every sentence; where there are very many, it takes some tries to part them."""
+        opening = [(token, place) for place, token in enumerate(self.door.vocabulary.opening)]
+        self._test(opening[:1])
+        self._repeated(lambda tried: BARREN * opening, self.rng / "open", 1)
 
     def scan(self) -> None:
         """Place after place, the tokens whose whole vectors lie least outside, until some places together have none."""
@@ -124,54 +127,54 @@ class _Search:
                 break
 
     def repeat(self) -> None:
-        """Further copies of tokens already found, first of what opens every sentence, until no try finds one."""
-        opening = [(token, place) for place, token in enumerate(self.door.vocabulary.opening)]
-        for tries in TRIES:
-            self._exhaust(opening, 2 * tries)
-        for tries in TRIES:
-            self._exhaust(self._called(), tries)
-            self._exhaust(list(dict.fromkeys(copy.key for copy in self.found)), tries)
+        """Further copies of tokens found, and tokens of which every copy was thinned much or hidden behind others."""
+        self._repeated(self._called, self.rng / "again")
 
-    def _called(self) -> list[Key]:
-        """The tokens of all places that have most in what known copies leave of the space, by the share of each that is
-        new beside these: a token of which every copy was thinned much, or hidden behind others, comes first there."""
-        if not self.missing:
-            return []
-        known = torch.linalg.qr(self.inputs().double().mT).Q
+    def _repeated(self, keys: Callable[[Counter[Key]], list[Key]], rng: Rng, most: int = BARREN) -> None:
+        """Turn after turn, until some in a row find nothing."""
+        tried, barren = Counter[Key](), 0
+        while self.missing and barren < most:
+            before, asked = len(self.found), keys(tried)
+            self._again(asked, rng / tried.total())
+            tried.update(asked)
+            barren = 0 if len(self.found) > before else barren + 1
+
+    def _left(self) -> tuple[Tensor, Tensor]:
+        """The directions of known copies; and those of the space that they leave, as many as copies are missing."""
+        if not self.found:
+            return self.span.basis[:, :0], self.span.basis
+        known = torch.linalg.qr(self.inputs().mT).Q
         left = torch.linalg.svd(self.span.basis - known @ (known.mT @ self.span.basis), full_matrices=False).U
-        within, beside = (self.door.atoms.along(axes) for axes in (left[:, : self.missing], known))
-        most, shares = min(CALLED, len(self.door.vocabulary.table)), dict[Key, float]()
+        return known, left[:, : self.missing]
+
+    def _called(self, tried: Counter[Key]) -> list[Key]:
+        """The tokens of all places that lie least outside the space, found or not, and those that have most in what
+        known copies leave of it, by the share of each that is new beside these. Turns in vain halve a token's odds."""
+        known, left = self._left()
+        within, beside = self.door.atoms.along(left), self.door.atoms.along(known)
+        most, closest, newest = min(MOST, len(self.door.vocabulary.table)), dict[Key, float](), dict[Key, float]()
         last = max(copy.place for copy in self.found) + len(self.door.vocabulary.closing)
-        for place in range(len(self.door.vocabulary.opening), min(last + 1, self.door.places)):
-            squares = self.door.atoms.squares(place)
-            new = (squares - beside(place).square().sum(1)).clamp_min(NEW * squares)
-            best = (within(place).square().sum(1) / new).topk(most)
-            shares |= {(token, place): share for share, token in zip(*map(Tensor.tolist, best), strict=True)}
-        return sorted(shares, key=lambda key: -shares[key])[: CALLED * (2 + self.missing // 3)]
+        for place in range(min(last + 1, self.door.places)):
+            squares, new = self.door.atoms.squares(place), within(place).square().sum(1)
+            fresh = squares - beside(place).square().sum(1)
+            for scores, score in (closest, (fresh - new) / squares), (newest, -new / fresh.clamp_min(NEW * squares)):
+                best = score.topk(most, largest=False)
+                scores |= {(token, place): value for value, token in zip(*map(Tensor.tolist, best), strict=True)}
+        odds = dict[Key, float]()
+        for scores in (closest, newest):
+            for rank, key in enumerate(sorted(scores, key=lambda key: scores[key])):
+                odds[key] = max(odds.get(key, 0.0), 0.5 ** tried[key] / (1 + rank))
+        return sorted(odds, key=lambda key: -odds[key])[: CALLED * (FEW + self.missing)]
 
-    def _exhaust(self, keys: list[Key], tries: int) -> None:
-        """As long as tokens turn out to have more copies."""
-        while keys and self.missing:
-            before = {key: len(self._copies(key)) for key in keys}
-            self._again(keys, tries, self.rng / "again" / tries / len(self.found))
-            keys = [key for key in keys if len(self._copies(key)) > before[key]]
-
-    def _again(self, keys: Sequence[Key], tries: int, rng: Rng) -> None:
-        """To force a coordinate to be dropped rules out every copy that kept it. So each try forces one that all known
-        copies kept: what is found then is another copy."""
-        asked, forced = list[Key](), list[int]()
-        for key in keys:
-            size = self._vectors([key])[0].abs()
-            open_at = size > size.mean() / 2
-            for copy in self._copies(key):
-                open_at &= copy.kept
-            open_at = open_at.nonzero().flatten()
-            order = (rng / key).permutation(len(open_at))[:tries]
-            asked += [key] * len(order)
-            forced += open_at[order].tolist()
+    def _again(self, keys: Sequence[Key], rng: Rng) -> None:
+        """Known copies, and mixes of them, have nothing in the directions that they leave. So each try prefers some
+        random one of these: what is found then is another copy."""
+        asked = [key for key in keys for _ in range(TURN)]
         for start in range(0, len(asked), ROWS):
             if self.missing:
-                self._test(asked[start : start + ROWS], forced[start : start + ROWS])
+                rows, left = asked[start : start + ROWS], self._left()[1]
+                ways = (rng / start).normal((len(rows), left.shape[1]), left) @ left.mT
+                self._test(rows, TILT * ways / ways.square().mean(1, keepdim=True).sqrt())
 
     def _copies(self, key: Key) -> list[Copy]:
         return [copy for copy in self.found if copy.key == key]
@@ -180,29 +183,25 @@ class _Search:
         tokens, places = torch.tensor(keys).mT
         return self.door.atoms.vectors(tokens, places)
 
-    def _test(self, keys: Sequence[Key], forced: Sequence[int] | None = None) -> None:
+    def _test(self, keys: Sequence[Key], tilt: Tensor | None = None) -> None:
         """Keep those that are in the space, thinned."""
         vectors = self._vectors(keys)
         rows = torch.arange(len(keys))
-        marks = None
-        if forced is not None:
-            marks = torch.zeros(vectors.shape, dtype=torch.bool)
-            marks[rows, torch.tensor(forced)] = True
-        now = thinned(thinning(vectors, marks, flat=forced is not None), self.basis, FIRST)
-        if forced is None and len(keys) > 1:  # of many candidates few are there; of copies all might be
+        now = thinned(thinning(vectors, tilt), self.basis, FIRST)
+        if tilt is None and len(keys) > 1:  # of many candidates few are there; of copies all might be
             best = now.share.mean(1).argsort()[: len(keys) // 4]
             rows, now = rows[best], now.only(best)
-        now = thinned(now, self.basis, (LAST if forced is None else LONGER) - FIRST)
+        now = thinned(now, self.basis, (LAST if tilt is None else LONGER) - FIRST)
         best = now.share.mean(1) < self.most
         rows, now = rows[best], now.only(best)
         done = settled(now.vectors, now.share, self.outside, rate=self.rate)
-        self.tests += 0 if forced else len(keys)
+        self.tests += len(keys) if tilt is None else 0
         for row, kept, off in zip(rows.tolist(), done.kept, done.off.tolist(), strict=True):
             if float(kept.double().mean()) < KEPT:
                 continue
             if off < SURE:
                 self._keep(Copy(keys[row], kept, off), vectors[row])
-            elif forced is None:
+            elif tilt is None:
                 self.nearest = min(self.nearest, off)
 
     def _keep(self, copy: Copy, vector: Tensor) -> None:

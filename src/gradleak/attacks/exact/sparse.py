@@ -32,13 +32,12 @@ FINEST = 1e-9
 @dataclass(frozen=True)
 class Thinning:
     """Vectors (n x d, mean size 1) on the way to their dropped coordinates. `dropped` is within the bounds, from 0 to
-    e_i, or e_i where it is `forced`; `price` is what a unit of it costs; `seen` solves the equations; `pull` is what
-    has held the two together so far."""
+    e_i; `price` is what a unit of it costs; `seen` solves the equations; `pull` is what has held the two together so
+    far."""
 
     vectors: Tensor
     dropped: Tensor
     price: Tensor
-    forced: Tensor
     seen: Tensor
     pull: Tensor
 
@@ -48,30 +47,30 @@ class Thinning:
         return (self.seen / torch.where(self.vectors == 0, 1, self.vectors)).clamp(0, 1)
 
     def only(self, rows: Tensor) -> "Thinning":
-        parts = self.vectors, self.dropped, self.price, self.forced, self.seen, self.pull
+        parts = self.vectors, self.dropped, self.price, self.seen, self.pull
         return Thinning(*(part[rows] for part in parts))
 
 
-def thinning(vectors: Tensor, forced: Tensor | None = None, flat: bool = False) -> Thinning:
-    """The start: nothing is dropped but what is forced to be. When `flat`, large coordinates are as cheap to drop as
-    small ones, as they are for the client: more copies are found, in more steps."""
+def thinning(vectors: Tensor, tilt: Tensor | None = None) -> Thinning:
+    """The start: nothing is dropped. With a tilt, large coordinates are as cheap to drop as small ones, as they are for
+    the client, but for what dropping them takes away (or adds) in the tilt's direction: other solutions are found
+    then, in more steps."""
     x = (vectors / vectors.abs().mean(1, keepdim=True)).float()
     nothing, price = torch.zeros_like(x), torch.ones_like(x)
-    if flat:
+    if tilt is not None:
         price = 1 / (x.abs() + EVEN)
-        price = price / price.mean(1, keepdim=True)
-    none = torch.zeros_like(x, dtype=torch.bool)
-    return Thinning(x, nothing, price, none if forced is None else forced, nothing, nothing)
+        price = price / price.mean(1, keepdim=True) + tilt.float() * x.sign()
+    return Thinning(x, nothing, price, nothing, nothing)
 
 
 def thinned(now: Thinning, basis: Tensor, steps: int) -> Thinning:
     """Some steps on (the alternating direction method of multipliers)."""
     x, dropped, seen, pull = now.vectors, now.dropped, now.seen, now.pull
-    size, sign, least = x.abs(), x.sign(), torch.where(now.forced, x.abs(), 0)
+    size, sign = x.abs(), x.sign()
     for _ in range(steps):
         seen = x - ((x - dropped + pull) @ basis) @ basis.mT
         ahead = PACE * seen + (1 - PACE) * dropped + pull
-        dropped = torch.maximum(torch.minimum(ahead * sign - now.price, size), least) * sign
+        dropped = torch.minimum((ahead * sign - now.price).clamp_min(0), size) * sign
         pull = ahead - dropped
     return replace(now, dropped=dropped, seen=seen, pull=pull)
 
