@@ -40,11 +40,14 @@ ROWS = 768
 TILT = 0.4
 """How much a coordinate's price changes, beside its usual 1, with how much of it lies in the preferred direction."""
 
-TURN, BARREN = 4, 8
+TURN, BARREN = 3, 10
 """Tries for each token that is called for in a turn; and how many turns in a row may find nothing."""
 
-CALLED, FEW, MOST = 6, 8, 64
+CALLED, FEW, MOST = 4, 24, 64
 """For every missing copy and a few more, so many tokens are called for in a turn; at most so many of one place."""
+
+VAIN = 0.4
+"""What a turn in vain does to the odds of a token: a copy that is there is found by about a fifth of all tries."""
 
 NEW = 1e-3
 """The share of a token's vector that is new beside known copies, at least: what known ones tell is rounding."""
@@ -132,12 +135,14 @@ class _Search:
 
     def _repeated(self, keys: Callable[[Counter[Key]], list[Key]], rng: Rng, most: int = BARREN) -> None:
         """Turn after turn, until some in a row find nothing."""
-        tried, barren = Counter[Key](), 0
+        tried, turn, barren = Counter[Key](), 0, 0
         while self.missing and barren < most:
             before, asked = len(self.found), keys(tried)
-            self._again(asked, rng / tried.total())
+            self._again(asked, rng / turn)
+            turn, barren = turn + 1, barren + 1
             tried.update(asked)
-            barren = 0 if len(self.found) > before else barren + 1
+            if len(self.found) > before:  # what is left is another space now
+                tried, barren = Counter(), 0
 
     def _left(self) -> tuple[Tensor, Tensor]:
         """The directions of known copies; and those of the space that they leave, as many as copies are missing."""
@@ -148,22 +153,25 @@ class _Search:
         return known, left[:, : self.missing]
 
     def _called(self, tried: Counter[Key]) -> list[Key]:
-        """The tokens of all places that lie least outside the space, found or not, and those that have most in what
-        known copies leave of it, by the share of each that is new beside these. Turns in vain halve a token's odds."""
+        """Of all places, in turn: tokens that were found, the frequent first; others that lie least outside the space;
+        those that have most in what known copies leave of it, by what is new of each. Turns in vain lower the odds."""
         known, left = self._left()
         within, beside = self.door.atoms.along(left), self.door.atoms.along(known)
-        most, closest, newest = min(MOST, len(self.door.vocabulary.table)), dict[Key, float](), dict[Key, float]()
-        last = max(copy.place for copy in self.found) + len(self.door.vocabulary.closing)
+        copies, words = Counter(copy.key for copy in self.found), Counter(copy.key[0] for copy in self.found)
+        closest, newest = dict[Key, float](), dict[Key, float]()
+        last = max(place for _, place in copies) + len(self.door.vocabulary.closing)
+        most = min(MOST, len(self.door.vocabulary.table))
         for place in range(min(last + 1, self.door.places)):
             squares, new = self.door.atoms.squares(place), within(place).square().sum(1)
             fresh = squares - beside(place).square().sum(1)
             for scores, score in (closest, (fresh - new) / squares), (newest, -new / fresh.clamp_min(NEW * squares)):
                 best = score.topk(most, largest=False)
                 scores |= {(token, place): value for value, token in zip(*map(Tensor.tolist, best), strict=True)}
+        again = {key: closest.pop(key, 0.0) - number - words[key[0]] for key, number in copies.items()}
         odds = dict[Key, float]()
-        for scores in (closest, newest):
+        for scores in (again, closest, newest):
             for rank, key in enumerate(sorted(scores, key=lambda key: scores[key])):
-                odds[key] = max(odds.get(key, 0.0), 0.5 ** tried[key] / (1 + rank))
+                odds[key] = max(odds.get(key, 0.0), VAIN ** tried[key] / (1 + rank))
         return sorted(odds, key=lambda key: -odds[key])[: CALLED * (FEW + self.missing)]
 
     def _again(self, keys: Sequence[Key], rng: Rng) -> None:
