@@ -153,26 +153,30 @@ class _Search:
         return known, left[:, : self.missing]
 
     def _called(self, tried: Counter[Key]) -> list[Key]:
-        """Of all places, in turn: tokens that were found, the frequent first; others that lie least outside the space;
-        those that have most in what known copies leave of it, by what is new of each. Turns in vain lower the odds."""
+        """The first of every ranking. Turns in vain lower a token's odds, so that others have their turn."""
+        odds = dict[Key, float]()
+        for ranking in self._rankings():
+            for rank, key in enumerate(ranking):
+                odds[key] = max(odds.get(key, 0.0), VAIN ** tried[key] / (1 + rank))
+        return sorted(odds, key=lambda key: -odds[key])[: CALLED * (FEW + self.missing)]
+
+    def _rankings(self) -> list[list[Key]]:
+        """Of the tokens of all places: those found, the frequent first; others that lie least outside the space; and
+        all by how much of what is new in them, beside known copies, lies in what these leave of the space."""
         known, left = self._left()
         within, beside = self.door.atoms.along(left), self.door.atoms.along(known)
         copies, words = Counter(copy.key for copy in self.found), Counter(copy.key[0] for copy in self.found)
-        closest, newest = dict[Key, float](), dict[Key, float]()
+        outside, newest = dict[Key, float](), dict[Key, float]()
         last = max(place for _, place in copies) + len(self.door.vocabulary.closing)
         most = min(MOST, len(self.door.vocabulary.table))
         for place in range(min(last + 1, self.door.places)):
             squares, new = self.door.atoms.squares(place), within(place).square().sum(1)
             fresh = squares - beside(place).square().sum(1)
-            for scores, score in (closest, (fresh - new) / squares), (newest, -new / fresh.clamp_min(NEW * squares)):
+            for scores, score in (outside, (fresh - new) / squares), (newest, -new / fresh.clamp_min(NEW * squares)):
                 best = score.topk(most, largest=False)
                 scores |= {(token, place): value for value, token in zip(*map(Tensor.tolist, best), strict=True)}
-        again = {key: closest.pop(key, 0.0) - number - words[key[0]] for key, number in copies.items()}
-        odds = dict[Key, float]()
-        for scores in (again, closest, newest):
-            for rank, key in enumerate(sorted(scores, key=lambda key: scores[key])):
-                odds[key] = max(odds.get(key, 0.0), VAIN ** tried[key] / (1 + rank))
-        return sorted(odds, key=lambda key: -odds[key])[: CALLED * (FEW + self.missing)]
+        again = {key: outside.pop(key, 0.0) - number - words[key[0]] for key, number in copies.items()}
+        return [sorted(scores, key=scores.__getitem__) for scores in (again, outside, newest)]
 
     def _again(self, keys: Sequence[Key], rng: Rng) -> None:
         """Known copies, and mixes of them, have nothing in the directions that they leave. So each try prefers some
