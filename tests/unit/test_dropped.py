@@ -75,10 +75,11 @@ def test_what_is_left_of_the_space_calls_for_the_tokens_that_were_missed(scene) 
     search.found = [copy for copy in search.found if copy.key not in missed]
     called = search._called(Counter())
     assert search.missing == 6 and set(missed) <= set(called) and len(called) <= CALLED * (FEW + 6)
-    again, outside, newest = search._rankings()
+    again, outside, newest, holes = search._rankings()
     assert again[0] == (search.door.vocabulary.opening[0], 0)  # what stands in every sentence has most copies
     assert not set(again) & {*missed, *outside} and set(missed) <= set(newest[:24])
-    assert all(key in called for ranking in (again, outside, newest) for key in ranking[:8])
+    assert all(key in called for ranking in (again, outside, newest, holes) for key in ranking[:8])
+    assert holes and {place for _, place in holes} <= {place for _, place in missed}
     assert not set(missed) & set(search._called(Counter(dict.fromkeys(missed, 20))))
     search.repeat()
     assert Counter(copy.key for copy in search.found) == whole

@@ -161,8 +161,9 @@ class _Search:
         return sorted(odds, key=lambda key: -odds[key])[: CALLED * (FEW + self.missing)]
 
     def _rankings(self) -> list[list[Key]]:
-        """Of the tokens of all places: those found, the frequent first; others that lie least outside the space; and
-        all by how much of what is new in them, beside known copies, lies in what these leave of the space."""
+        """Of the tokens of all places: those found, the frequent first; others that lie least outside the space; all by
+        how much of what is new in them, beside known copies, lies in what these leave of the space; and those that lie
+        least outside of the places that hold fewer copies than a later one, for every sentence begins at the first."""
         known, left = self._left()
         within, beside = self.door.atoms.along(left), self.door.atoms.along(known)
         copies, words = Counter(copy.key for copy in self.found), Counter(copy.key[0] for copy in self.found)
@@ -175,8 +176,11 @@ class _Search:
             for scores, score in (outside, (fresh - new) / squares), (newest, -new / fresh.clamp_min(NEW * squares)):
                 best = score.topk(most, largest=False)
                 scores |= {(token, place): value for value, token in zip(*map(Tensor.tolist, best), strict=True)}
+        held = Counter(copy.place for copy in self.found)
+        later = {place: max(held[other] for other in held if other >= place) for place in range(max(held) + 1)}
+        holes = {key: score for key, score in outside.items() if held[key[1]] < later.get(key[1], 0)}
         again = {key: outside.pop(key, 0.0) - number - words[key[0]] for key, number in copies.items()}
-        return [sorted(scores, key=scores.__getitem__) for scores in (again, outside, newest)]
+        return [sorted(scores, key=scores.__getitem__) for scores in (again, outside, newest, holes)]
 
     def _again(self, keys: Sequence[Key], rng: Rng) -> None:
         """Known copies, and mixes of them, have nothing in the directions that they leave. So each try prefers some
