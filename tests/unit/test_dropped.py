@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradleak.attacks.exact.affinity import affinity, attention, deltas, families
+from gradleak.attacks.exact.affinity import affinity, attention, deltas, families, strangers
 from gradleak.attacks.exact.dropped import CALLED, FEW, KEPT, SURE, _Search, read
 from gradleak.attacks.exact.entrance import Entrance, entrance
 from gradleak.attacks.exact.sparse import settled, thinned, thinning
@@ -141,14 +141,20 @@ def test_attention_ties_sentences_together_without_dropout_too(scene) -> None:
     ties, rows, places = ties[: len(alone), : len(alone)], rows[alone], places[alone]
     same = (rows[:, None] == rows) & ~torch.eye(len(rows), dtype=torch.bool)
     assert float(ties[same].mean()) > 5 * float(ties[rows[:, None] != rows].mean())
-    for group in families(ties, places, 3):
+    for group in families(ties, places, strangers(places, torch.zeros(len(places), dtype=torch.bool)), 3):
         assert len(set(rows[group].tolist())) == 1
 
 
 def test_groups_keep_places_apart_and_stop_where_ties_end() -> None:
     ties = torch.tensor([[0, 9, 8, 0], [9, 0, 9, 0], [8, 9, 0, 0.0], [0, 0, 0, 0]], dtype=torch.float64)
-    assert families(ties, torch.tensor([0, 1, 2, 1])) == [[0, 1, 2], [3]]
-    assert families(ties, torch.tensor([0, 1, 0, 1]), 2) == [[0, 1], [2, 3]]
+    def grouped(where: list[int], count: int | None = None, closing: tuple[int, ...] = ()) -> list[list[int]]:
+        places = torch.tensor(where)
+        ends = torch.tensor([number in closing for number in range(4)])
+        return families(ties, places, strangers(places, ends), count)
+
+    assert grouped([0, 1, 2, 1]) == [[0, 1, 2], [3]]
+    assert grouped([0, 1, 0, 1], 2) == [[0, 1], [2, 3]]
+    assert grouped([0, 1, 2, 1], closing=(1,)) == [[0, 1], [2], [3]]  # nothing stands behind what closes a sentence
 
 
 def test_where_it_cannot_work_it_says_why(scene, play, text_task) -> None:

@@ -158,11 +158,18 @@ def _relative(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp_min(1e-300))
 
 
-def families(ties: Tensor, places: Tensor, count: int | None = None, least: float = 0.03) -> list[list[int]]:
+def strangers(places: Tensor, closing: Tensor) -> Tensor:
+    """Which tokens cannot be of one sentence: those of one place, and what stands behind a token that closes one."""
+    behind = closing[:, None] & (places[:, None] < places)
+    return (places[:, None] == places) | behind | behind.mT
+
+
+def families(
+    ties: Tensor, places: Tensor, apart: Tensor, count: int | None = None, least: float = 0.03,
+) -> list[list[int]]:
     """Tokens put together, the two most strongly tied groups first (mean over their pairs), until so many groups are
-    left, or none tied by `least`. No two tokens of one place come together. Largest first, in the order of places."""
-    ties = ties.clone()
-    apart = places[:, None] == places
+    left, or none tied by `least`; never two tokens that are apart. Largest first, in the order of places."""
+    ties, apart = ties.clone(), apart.clone()
     groups = [[token] for token in range(len(ties))]
     sizes = torch.ones(len(ties), dtype=ties.dtype)
     alive = len(groups)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradleak.attacks.exact.affinity import affinity, attention, deltas, families
+from gradleak.attacks.exact.affinity import affinity, attention, deltas, families, strangers
 from gradleak.attacks.exact.entrance import Entrance
 from gradleak.attacks.exact.reading import Reading, Sentence
 from gradleak.attacks.exact.sparse import RATE, settled, thinned, thinning
@@ -258,16 +258,19 @@ def _told(door: Entrance, search: _Search) -> Reading:
     if count > 1:
         x, how = search.inputs(), attention(door)
         ties = affinity(door, x, *deltas(door, x, how), how)
-        groups = _fitted(families(ties, places, count), ties, places, count)
+        words = door.vocabulary
+        closing = torch.tensor([copy.key[0] == words.closing[-1] for copy in search.found])
+        apart = strangers(places, closing & (places >= len(words.opening)))
+        groups = _fitted(families(ties, places, apart, count), ties, apart, count)
     sentences, certain = zip(*(_sentence(door, search, group) for group in groups), strict=True)
     return Reading(sentences, certain, notes=search.notes())
 
 
-def _fitted(groups: list[list[int]], ties: Tensor, places: Tensor, count: int) -> list[list[int]]:
-    """As many groups as sentences: the tokens of others go where their place is free and their ties are strongest."""
+def _fitted(groups: list[list[int]], ties: Tensor, apart: Tensor, count: int) -> list[list[int]]:
+    """As many groups as sentences: the tokens of others go where they may stand and their ties are strongest."""
     whole = [list(group) for group in groups[:count]]
     for token in (token for group in groups[count:] for token in group):
-        free = [group for group in whole if not bool((places[group] == places[token]).any())]
+        free = [group for group in whole if not bool(apart[group, token].any())]
         if free:
             max(free, key=lambda group: float(ties[token, group].mean())).append(token)
     return whole
