@@ -147,6 +147,7 @@ def test_attention_ties_sentences_together_without_dropout_too(scene) -> None:
 
 def test_groups_keep_places_apart_and_stop_where_ties_end() -> None:
     ties = torch.tensor([[0, 9, 8, 0], [9, 0, 9, 0], [8, 9, 0, 0.0], [0, 0, 0, 0]], dtype=torch.float64)
+
     def grouped(where: list[int], count: int | None = None, closing: tuple[int, ...] = ()) -> list[list[int]]:
         places = torch.tensor(where)
         ends = torch.tensor([number in closing for number in range(4)])
