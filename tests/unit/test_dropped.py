@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradleak.attacks.exact import dropped
 from gradleak.attacks.exact.affinity import affinity, attention, deltas, families, strangers
 from gradleak.attacks.exact.dropped import CALLED, FEW, KEPT, SURE, _Search, read
 from gradleak.attacks.exact.entrance import Entrance, entrance
@@ -156,6 +157,23 @@ def test_groups_keep_places_apart_and_stop_where_ties_end() -> None:
     assert grouped([0, 1, 2, 1]) == [[0, 1, 2], [3]]
     assert grouped([0, 1, 0, 1], 2) == [[0, 1], [2, 3]]
     assert grouped([0, 1, 2, 1], closing=(1,)) == [[0, 1], [2], [3]]  # nothing stands behind what closes a sentence
+
+
+def test_sentences_are_put_together_with_nothing_behind_their_ends(scene, monkeypatch) -> None:
+    """The shorter sentence's end is apart from all that stands behind its place."""
+    played, handed = scene(2, trial=1), []
+
+    def watched(ties, places, apart, count):
+        handed.append((places, apart))
+        return families(ties, places, apart, count)
+
+    monkeypatch.setattr(dropped, "families", watched)
+    found = read(entrance(played.seen), Rng(1))
+    (places, apart), = handed
+    ends = sorted(len(sentence) - 1 for sentence in found.sentences)
+    assert ends[0] < ends[1]
+    behind = apart[places == ends[0]][:, places > ends[0]]
+    assert behind.any(0).all() and bool((apart == apart.mT).all())
 
 
 def test_where_it_cannot_work_it_says_why(scene, play, text_task) -> None:
